@@ -1,0 +1,48 @@
+"""Find where a PyTorch training run goes wrong.
+
+Every public name is imported from here and bound when it is first used, so that ``import tracehooks`` and all work on
+written traces never import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracehooks.capture.trace import Trace as Trace
+    from tracehooks.core.config import Config as Config
+    from tracehooks.core.errors import NonFiniteError as NonFiniteError
+    from tracehooks.core.errors import TracehooksError as TracehooksError
+    from tracehooks.core.records import FirstNonFinite as FirstNonFinite
+    from tracehooks.surface.attach import attach as attach
+    from tracehooks.surface.offline import diff as diff
+    from tracehooks.surface.offline import open as open
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "Config": "core.config",
+    "Diff": "analysis.diff",
+    "FirstNonFinite": "core.records",
+    "NonFiniteError": "core.errors",
+    "Run": "storage.reader",
+    "Trace": "capture.trace",
+    "TracehooksError": "core.errors",
+    "attach": "surface.attach",
+    "diff": "surface.offline",
+    "open": "surface.offline",
+    "repair": "storage.repair",
+}
+
+__all__ = [*sorted(_ROOMS), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'tracehooks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"tracehooks.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

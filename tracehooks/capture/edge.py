@@ -1,0 +1,52 @@
+"""The one edge between the recording and the run it watches: only a NonFiniteError that was asked for gets out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from tracehooks.core.errors import NonFiniteError
+
+Rest = ParamSpec("Rest")
+
+
+class Guarded(Protocol):
+    """What an edge needs of the object whose methods it guards."""
+
+    closed: bool
+    pid: int
+    lock: Any
+
+    def took(self, seconds: float) -> None:
+        """Count time that the recording took."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Take note of an error of the recording's own."""
+
+
+G = TypeVar("G", bound=Guarded)
+
+
+def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
+    """A method that hooks call: silent once closed and in forked children, one thread at a time, its time counted, its
+    errors kept away from the run."""
+
+    @functools.wraps(method)
+    def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
+        if self.closed or self.pid != os.getpid():
+            return
+        start = time.perf_counter()
+        try:
+            with self.lock:
+                method(self, *args, **kwargs)
+        except NonFiniteError:
+            raise
+        except Exception as error:  # the run must go on whatever the recording does
+            self.failed(method.__name__, error)
+        finally:
+            self.took(time.perf_counter() - start)
+
+    return guarded  # type: ignore[return-value]

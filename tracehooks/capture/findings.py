@@ -1,0 +1,118 @@
+"""What the rows of one flush say at once: the first non-finite value, the gradient norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracehooks.capture.recorder import Drained, Row
+from tracehooks.core.records import FirstNonFinite
+
+GRADIENTS = ("gradient", "gradient_local")
+MAY_BE_MASKED = ("input", "forward", "buffer", "probe", "optimizer")
+"""Phases in which -inf alone is no finding: masks and log-space states are full of it."""
+
+
+def first_nonfinite(drained: Drained, scaled: bool) -> FirstNonFinite | None:
+    """The first row in execution order that holds a NaN or an infinity that is not a mask's.
+
+    Args:
+        scaled: a GradScaler is at work: gradients that overflow are its business, not a finding.
+    """
+    found = [row for row, bad in zip(drained.rows, _bad(drained, scaled), strict=True) if bad]
+    before = [row for row in found if row.step == 0 and row.place.phase == "parameter"]
+    losses = [(seq, step, value) for seq, step, value in drained.losses if not math.isfinite(value)]
+    row = min(before or found, key=lambda row: (row.step, row.seq), default=None)
+    if losses and not scaled and (row is None or (losses[0][1], losses[0][0]) < (row.step, row.seq)):
+        return _of_loss(*losses[0][1:])
+    return None if row is None else _of_row(row, _statistics(row, drained))
+
+
+def gradient_norm(drained: Drained) -> float | None:
+    """L2 norm over all parameter gradients of a flush; NaN or inf when one holds such; None when there is none."""
+    chosen = np.array([row.place.phase in GRADIENTS for row in drained.rows], dtype=np.bool_)
+    if not chosen.any():
+        return None
+    columns = {name: drained.columns[name][chosen] for name in ("count", "nan", "posinf", "neginf", "rms")}
+    if columns["nan"].any():
+        return math.nan
+    infinite = columns["posinf"] + columns["neginf"]
+    if infinite.any():
+        return math.inf
+    squares = np.nan_to_num(columns["rms"].astype(np.float64)) ** 2 * columns["count"]
+    return float(np.sqrt(squares.sum()))
+
+
+def _bad(drained: Drained, scaled: bool) -> NDArray[np.bool_]:
+    phases = [row.place.phase for row in drained.rows]
+    alarming = (drained.columns["nan"] > 0) | (drained.columns["posinf"] > 0)
+    strict = np.array([phase not in MAY_BE_MASKED for phase in phases], dtype=np.bool_)
+    alarming |= (drained.columns["neginf"] > 0) & strict
+    if scaled:
+        alarming &= np.array([phase not in ("backward", *GRADIENTS) for phase in phases], dtype=np.bool_)
+    return np.asarray(alarming, dtype=np.bool_)
+
+
+def _statistics(row: Row, drained: Drained) -> dict[str, Any]:
+    i = next(i for i, other in enumerate(drained.rows) if other is row)
+    names = ("count", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "rms", "absmax")
+    values = {name: drained.columns[name][i].item() for name in names}
+    finite = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
+    return {"slot": row.place.slot, "dtype": row.dtype, "shape": list(row.shape), **finite}
+
+
+def _of_row(row: Row, statistics: dict[str, Any]) -> FirstNonFinite:
+    place = row.place
+    value = "nan" if statistics["nan"] else "inf" if statistics["posinf"] else "-inf"
+    phase = _phase(row)
+    name = f"{place.module}.{place.slot}".lstrip(".")
+    held = place.phase in ("parameter", "update", "optimizer", *GRADIENTS)
+    where = (
+        f"module {place.module or '(root)'} ({place.type}), {place.slot}" if not held else f"{place.phase} of {name}"
+    )
+    count = sum(statistics[kind] for kind in ("nan", "posinf", "neginf"))
+    return FirstNonFinite(
+        step=row.step,
+        phase=phase,
+        module=place.module,
+        value=value,
+        message=f"first non-finite value, step {row.step}, {phase}, {where}: {value}, "
+        f"{count:,} of {statistics['count']:,} elements not finite",
+        params=(name,) if held else (),
+        buffer=name if place.phase == "buffer" else None,
+        output=statistics,
+    )
+
+
+def _phase(row: Row) -> str:
+    phase = row.place.phase
+    if phase == "input":
+        return "data"
+    if phase == "parameter":
+        return "param" if row.step == 0 else "update"
+    if phase in ("backward", *GRADIENTS):
+        return "backward"
+    if phase == "forward" or phase == "probe":
+        return "forward" if row.training else "eval"
+    return "buffer" if phase == "buffer" else "update"
+
+
+def _of_loss(step: int, value: float) -> FirstNonFinite:
+    kind = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    message = f"first non-finite value, step {step}, loss: {kind}; every recorded tensor of the forward pass is finite"
+    return FirstNonFinite(step=step, phase="loss", module=None, value=kind, message=message)
+
+
+def any_nonfinite_gradient(drained: Drained) -> bool:
+    """Whether a parameter gradient of this flush holds a NaN or an infinity."""
+    return _any(drained, GRADIENTS)
+
+
+def _any(drained: Drained, phases: Iterable[str]) -> bool:
+    chosen = np.array([row.place.phase in phases for row in drained.rows], dtype=np.bool_)
+    bad = drained.columns["nan"] + drained.columns["posinf"] + drained.columns["neginf"]
+    return bool((np.asarray(bad)[chosen] > 0).any())

@@ -1,0 +1,152 @@
+"""The objects that sit in a model's hook tables.
+
+They are callable objects, not closures, so that a hooked model can be copied and pickled: a copy gets in their place a
+callable of the standard library that does nothing, so that it is silent, holds nothing of the recording, and loads
+where tracehooks is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from tracehooks.capture.session import Session
+
+
+def _silent() -> Callable[..., None]:
+    """A callable that takes any positional arguments and returns None."""
+    return contextlib.nullcontext().__exit__
+
+
+class Hook:
+    """A callable in a hook table that belongs to one session."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _silent()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class OutputHook(Hook):
+    """Forward hook of one module: its outputs, and the gradients that will reach them."""
+
+    __slots__ = ("path", "type")
+
+    def __init__(self, session: Session, path: str, module: nn.Module) -> None:
+        super().__init__(session)
+        self.path, self.type = path, type(module).__name__
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and self.session.wants_outputs:
+            self.session.module_returned(self.path, self.type, output)
+
+
+class InputHook(Hook):
+    """Forward pre-hook of one module: its inputs, before the module can change them in place, and its masks."""
+
+    __slots__ = ("names", "path", "type")
+
+    def __init__(self, session: Session, path: str, module: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__(session)
+        self.path, self.type, self.names = path, type(module).__name__, names
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and self.session.recording:
+            self.session.module_called(self.path, self.type, named_arguments(self.names, args, kwargs))
+
+
+class PassBegins(Hook):
+    """Forward pre-hook of the root, first of all."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, session: Session, names: tuple[str, ...]) -> None:
+        super().__init__(session)
+        self.names = names
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.session.pass_begins(named_arguments(self.names, args, kwargs))
+
+
+class PassEnds(Hook):
+    """Forward hook of the root, always called: a forward pass that raised is over, too."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.session.pass_ends(output)
+
+
+class SharedOutputHook(Hook):
+    """Global forward hook that serves modules on whose own hook tables torch looks before it takes a faster path."""
+
+    __slots__ = ("hooks",)
+
+    def __init__(self, session: Session, hooks: dict[int, OutputHook]) -> None:
+        super().__init__(session)
+        self.hooks = hooks
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        hook = self.hooks.get(id(module))
+        if hook is not None:
+            hook(module, args, output)
+
+
+class SharedPassHook(Hook):
+    """Global forward or forward pre-hook that stands in for a root's own; arguments by keyword are not seen there."""
+
+    __slots__ = ("hook", "root")
+
+    def __init__(self, session: Session, root: int, hook: PassBegins | PassEnds) -> None:
+        super().__init__(session)
+        self.root, self.hook = root, hook
+
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        if id(module) == self.root:
+            self.hook(module, args, {} if isinstance(self.hook, PassBegins) else output)
+
+
+class GradientHook(Hook):
+    """Tensor hook of one forward row: d loss / d tensor. It holds the row's place, never the tensor."""
+
+    __slots__ = ("call", "micro", "path", "recompute", "slot", "type")
+
+    def __init__(
+        self, session: Session, path: str, type: str, slot: str, call: int, micro: int, recompute: bool
+    ) -> None:
+        super().__init__(session)
+        self.path, self.type, self.slot = path, type, slot
+        self.call, self.micro, self.recompute = call, micro, recompute
+
+    def __call__(self, gradient: Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            self.session.gradient_arrived(self, gradient)
+
+
+class BackwardSeen(Hook):
+    """Tensor hook of the root's outputs: notes that a backward pass reached this model."""
+
+    __slots__ = ()
+
+    def __call__(self, gradient: Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            self.session.backward_reached()
+
+
+def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments by the name that forward() gives them; by index beyond those (``*args``)."""
+    positional = [(names[i] if i < len(names) else str(i), value) for i, value in enumerate(args)]
+    return positional + list(kwargs.items())

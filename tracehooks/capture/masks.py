@@ -1,0 +1,43 @@
+"""Masks among the arguments of a module, found by name, and what True means in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+TORCH_ATTENTION = (
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+"""torch's own attention modules, where True in a bool mask means dropped."""
+
+
+def masks_among(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Arguments that are named like a mask and are tensors of at least one dimension; those of one mapping or named
+    tuple down as well (a batch passed as a dict)."""
+    for name, value in arguments:
+        if isinstance(value, Tensor):
+            if "mask" in name and value.ndim:
+                yield name, value
+        elif isinstance(value, dict) or hasattr(value, "_asdict"):
+            inner = value if isinstance(value, dict) else value._asdict()
+            yield from masks_among([(str(key), item) for key, item in inner.items() if isinstance(item, Tensor)])
+
+
+def convention(name: str, mask: Tensor, module: nn.Module) -> str | None:
+    """keep=True, keep=False or additive; None when only the values can tell.
+
+    Floating masks are added to scores where attention takes them: torch's own modules and masks of three dimensions or
+    more (batch, heads, queries, keys). Bool and integer masks keep what is True, as in transformers, except in torch's
+    own attention modules and where the name says padding.
+    """
+    if mask.is_floating_point():
+        return "additive" if isinstance(module, TORCH_ATTENTION) or mask.ndim >= 3 or name == "attn_mask" else None
+    drops = isinstance(module, TORCH_ATTENTION) or "key_padding_mask" in name
+    return "keep=False" if drops else "keep=True"

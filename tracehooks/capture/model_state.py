@@ -1,0 +1,159 @@
+"""What a model holds, recorded: parameters, buffers, gradients, updates, optimizer state, distance to an EMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from tracehooks.capture import optimizers, torch_internals
+from tracehooks.capture.optimizers import Optimizers
+from tracehooks.capture.parameters import Census, Held, UpdateProbe
+from tracehooks.capture.recorder import Place, Recorder
+from tracehooks.core.config import Config
+
+Notice = tuple[str, str, str, dict[str, Any]]
+
+
+class ModelState:
+    """The parameters and buffers of one model as one step after another finds them. Each is recorded once a step."""
+
+    def __init__(self, root: nn.Module, config: Config, recorder: Recorder, ema: nn.Module | None) -> None:
+        self._root, self._ema = root, ema
+        self._wants, self._recorder = frozenset(config.record), recorder
+        self.census = Census(root)
+        self.optimizers = Optimizers(self.census.parameters)
+        self._probe = UpdateProbe()
+        self._recorded: set[tuple[str, int]] = set()
+
+    def begin_step(self) -> None:
+        """A new step: everything may be recorded once more."""
+        self._recorded.clear()
+
+    def release(self) -> None:
+        """Let go of the model."""
+        self._root = nn.Module()
+        self._ema = None
+        self.census = Census(self._root)
+        self.optimizers = Optimizers([])
+        self._probe = UpdateProbe()
+
+    # ---- what changed since attach
+
+    def outdated(self) -> bool:
+        """Whether the model has other parameters or modules than when last looked at."""
+        return self.census.outdated()
+
+    def take_census(self, hooked: set[str]) -> Iterator[Notice]:
+        """Look at the model anew; events that say what changed."""
+        before, self.census = self.census, Census(self._root)
+        self.optimizers.update(self.census.parameters)
+        old, new = before.names, self.census.names
+        replaced = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+        added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
+        if replaced or added or removed:
+            text = (
+                f"parameters changed after attach: {len(replaced)} replaced, {len(added)} added, {len(removed)} removed"
+            )
+            yield "parameters_replaced", "info", text, {"added": added, "removed": removed, "replaced": replaced}
+        modules = set(self.census.modules)
+        added, removed = sorted(modules - set(before.modules)), sorted(set(before.modules) - modules)
+        if added or removed:
+            text = f"modules changed after attach: {len(added)} added, {len(removed)} removed; hooked anew"
+            yield "modules_changed", "info", text, {"added": added, "removed": removed}
+
+    # ---- rows
+
+    def record_parameters(self) -> None:
+        """Parameters and buffers as they are now."""
+        if "parameters" not in self._wants:
+            return
+        for phase, group in (("parameter", self.census.parameters), ("buffer", self.census.buffers)):
+            for held in self._unrecorded(phase, group):
+                self._recorder.tensor(held.tensor, _place(phase, held))
+
+    def record_gradients(self, phase: str, optimizer: Optimizer | None = None) -> None:
+        """Gradients of the parameters that an optimizer holds, and of those that no known optimizer does; of all
+        without one. A parameter without a gradient has no row."""
+        if "gradients" not in self._wants:
+            return
+        scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
+        for held in self._unrecorded(phase, self._of(optimizer)):
+            gradient = held.tensor.grad
+            if gradient is not None:
+                self._recorder.tensor(optimizers.unscaled(gradient, scale), _place(phase, held))
+
+    def look(self, optimizer: Optimizer) -> None:
+        """Remember values before the step, to tell what it did."""
+        if "updates" in self._wants:
+            own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
+            self._probe.look(held for held in self.census.parameters if id(held.tensor) in own)
+
+    def record_updates(self, optimizer: Optimizer) -> None:
+        """What the step did, and the optimizer's state if asked for."""
+        for held, change in self._probe.changes():
+            self._recorder.tensor(change, _place("update", held), shape=held.tensor.shape, dtype=held.tensor.dtype)
+        if "optimizer_state" in self._wants:
+            for held in self.census.parameters:
+                for slot, tensor in optimizers.state_tensors(optimizer, held):
+                    self._recorder.tensor(tensor, _place("optimizer", held)._replace(slot=slot))
+
+    def record_settings(self, optimizer: Optimizer) -> None:
+        """Learning rates, numbered over the groups of all optimizers."""
+        before = self.optimizers.living()[: self.optimizers.index(optimizer)]
+        start = sum(len(optimizers.learning_rates(other)) for other in before)
+        for i, rate in enumerate(optimizers.learning_rates(optimizer)):
+            self._recorder.scalar(f"lr/{start + i}", rate)
+        found_inf = torch_internals.fused_scaling(optimizer)[1]
+        if found_inf is not None:
+            self._recorder.scalar("found_inf", found_inf)
+
+    def record_ema(self, step: int) -> None:
+        """Relative L2 distance between the model's parameters and those of its moving average, as ``ema/distance``."""
+        if self._ema is None:
+            return
+        own = {held.name: held.tensor for held in self.census.parameters}
+        with torch.no_grad():
+            pairs = [(own[held.name], held.tensor) for held in Census(self._ema).parameters if held.name in own]
+            if pairs:
+                apart = _norm(a.detach().double() - b.detach().to(a.device).double() for a, b in pairs)
+                self._recorder.scalar("ema/distance", apart / _norm(a.detach().double() for a, _ in pairs), step=step)
+
+    # ---- the rest
+
+    def drop_gradients(self, optimizer: Optimizer) -> int:
+        """Take this step's gradients away from an optimizer; how many parameters had one."""
+        dropped = [parameter for parameter in optimizers.parameters_of(optimizer) if parameter.grad is not None]
+        for parameter in dropped:
+            parameter.grad = None
+        return len(dropped)
+
+    def describe_optimizers(self) -> list[dict[str, Any]]:
+        """For run.json."""
+        names = {id(held.tensor): held.name for held in self.census.parameters}
+        return [optimizers.describe(optimizer, names) for optimizer in self.optimizers.living()]
+
+    def _of(self, optimizer: Optimizer | None) -> list[Held]:
+        if optimizer is None:
+            return self.census.parameters
+        own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
+        others = self.optimizers.held() - own
+        return [held for held in self.census.parameters if id(held.tensor) not in others]
+
+    def _unrecorded(self, phase: str, group: Iterable[Held]) -> Iterator[Held]:
+        for held in group:
+            key = phase, id(held.tensor)
+            if key not in self._recorded and not (phase == "gradient" and held.tensor.grad is None):
+                self._recorded.add(key)
+                yield held
+
+
+def _place(phase: str, held: Held) -> Place:
+    return Place(phase, held.module, held.type, held.slot)
+
+
+def _norm(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack([part.square().sum() for part in parts]).sum().sqrt()

@@ -1,0 +1,104 @@
+"""The optimizers that hold a model's parameters: found by themselves, described for run.json, read at their steps."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from tracehooks.capture.parameters import Held
+
+
+class Optimizers:
+    """Optimizers seen so far, in order; those of other models are told apart by their parameters."""
+
+    def __init__(self, parameters: list[Held]) -> None:
+        self._ids = {id(held.tensor) for held in parameters}
+        self._known: list[weakref.ref[Optimizer]] = []
+        self._searched = False
+
+    def update(self, parameters: list[Held]) -> None:
+        """The model's parameters changed."""
+        self._ids |= {id(held.tensor) for held in parameters}
+
+    def add(self, optimizer: Optimizer) -> bool:
+        """Remember an optimizer; whether it was new."""
+        if any(ref() is optimizer for ref in self._known):
+            return False
+        self._known.append(weakref.ref(optimizer))
+        return True
+
+    def holds_ours(self, optimizer: Optimizer) -> bool:
+        """Whether it holds a parameter of this model."""
+        return any(id(parameter) in self._ids for parameter in parameters_of(optimizer))
+
+    def index(self, optimizer: Optimizer) -> int:
+        """Its number, in the order in which optimizers were seen."""
+        return next(i for i, ref in enumerate(self._known) if ref() is optimizer)
+
+    def any(self) -> bool:
+        """Whether some optimizer trains this model. Where none has stepped yet the process is searched, once: only so
+        can a second micro-batch be told from a second step of a loop that updates by hand."""
+        if not self._known and not self._searched:
+            self._searched = True
+            for thing in gc.get_objects():
+                # type(), not isinstance(): __class__ may be computed and warn, and this looks at everybody's objects
+                if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups") and self.holds_ours(thing):
+                    self.add(thing)
+        return bool(self.living())
+
+    def living(self) -> list[Optimizer]:
+        """Those that still exist."""
+        return [optimizer for ref in self._known if (optimizer := ref()) is not None]
+
+    def held(self) -> set[int]:
+        """ids of the parameters that some known optimizer holds."""
+        return {id(parameter) for optimizer in self.living() for parameter in parameters_of(optimizer)}
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Every parameter an optimizer holds."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def learning_rates(optimizer: Optimizer) -> list[float | Tensor]:
+    """The learning rate of each parameter group that has one."""
+    return [group["lr"] for group in optimizer.param_groups if "lr" in group]
+
+
+def state_tensors(optimizer: Optimizer, held: Held) -> Iterator[tuple[str, Tensor]]:
+    """The optimizer's state of one parameter: names like ``weight.exp_avg``, tensors of at least one dimension."""
+    for name, value in optimizer.state.get(held.tensor, {}).items():
+        if isinstance(value, Tensor) and value.ndim:
+            yield f"{held.slot}.{name}", value
+
+
+def describe(optimizer: Optimizer, names: dict[int, str]) -> dict[str, Any]:
+    """An optimizer for run.json: class, and the hyper-parameters and parameter names of each group."""
+    groups = []
+    for group in optimizer.param_groups:
+        settings = {key: _jsonable(value) for key, value in group.items() if key != "params"}
+        own = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
+        groups.append({**settings, "parameters": own})
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 and value.device.type == "cpu" else f"tensor on {value.device}"
+    if isinstance(value, tuple | list):
+        return [_jsonable(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | type(None)) else str(value)
+
+
+def unscaled(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """A gradient as a fused optimizer uses it: divided by the scale that it was handed."""
+    if scale is None or gradient.layout != torch.strided:
+        return gradient
+    return gradient.detach() / scale.detach().to(gradient.device)

@@ -1,0 +1,531 @@
+"""One model being watched: what each hook saw becomes rows, steps are counted, flushes go to the sink."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from tracehooks.capture import findings, masks, torch_internals
+from tracehooks.capture.clock import Clock
+from tracehooks.capture.edge import edge
+from tracehooks.capture.hooks import BackwardSeen, GradientHook
+from tracehooks.capture.leaves import leaves
+from tracehooks.capture.losses import Losses
+from tracehooks.capture.model_state import ModelState
+from tracehooks.capture.recorder import Place, Recorder
+from tracehooks.capture.steps import Steps
+from tracehooks.capture.taps import SWITCHBOARD
+from tracehooks.capture.wiring import Wiring
+from tracehooks.core.config import Config
+from tracehooks.core.errors import NonFiniteError, UnwritableError
+from tracehooks.core.records import FirstNonFinite, Locator, Sink
+from tracehooks.stats import Spec
+
+FLUSH_ROWS = 50_000
+"""Rows kept in memory at most before they go to the sink in the middle of a step."""
+
+
+class Session:
+    """Everything between the hooks of one model and a sink.
+
+    Methods that hooks call are edges: they never raise into the run (but for a NonFiniteError that was asked for).
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        config: Config,
+        sink: Sink,
+        *,
+        ema: nn.Module | None = None,
+        locator: Locator | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.sink, self.locator, self.say = config, sink, locator, say
+        self.pid, self.lock, self.closed = os.getpid(), threading.RLock(), False
+        self.first: FirstNonFinite | None = None
+        self.recorder = Recorder(Spec(config.hash, config.sketch, config.histogram))
+        self.state = ModelState(root, config, self.recorder, ema)
+        self.steps = Steps(self.state.optimizers.any)
+        self.clock = Clock()
+        self.losses = Losses(self.recorder)
+        self.wiring = Wiring(self, root)
+        self.paused = False
+        self._stopped = False
+        self._depth = 0
+        self._backward_depth = 0
+        self._stepping: list[int] = []
+        self._scaler_stepped = False
+        self._calls: dict[tuple[str, bool], int] = {}
+        self._orphan: tuple[str, bool] | None = None
+        self._root_called: set[bool] = set()
+        self._handles: list[tuple[RemovableHandle, bool]] = []
+        self._batch = 0
+        self._failures: dict[str, int] = {}
+        self._pending: list[Any] = []
+        self._poisoned = False
+        self.recording = self.wants_outputs = False
+
+    # ---- life
+
+    def connect(self, optimizer: Optimizer | None = None) -> None:
+        """Put the hooks on. Raises UnknownNameError for a module pattern that matches nothing."""
+        self.wiring.connect()
+        if optimizer is not None:
+            self._meet(optimizer)
+        SWITCHBOARD.connect(self)
+        self._note_refused()
+        self._select_step()
+
+    def close(self, status: str = "closed") -> None:
+        """Take every hook off, write what is left, let go of the model. A second call does nothing."""
+        if self.closed:
+            return
+        if self.pid == os.getpid():
+            self._last_words()
+        self.closed = True
+        self.recording = self.wants_outputs = False
+        SWITCHBOARD.disconnect(self)
+        self.wiring.disconnect()
+        for handle, _ in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.state.release()
+        self.wiring.release()
+        if self.pid == os.getpid():
+            self._write_safely(lambda: self.sink.close(status))
+
+    @edge
+    def _last_words(self) -> None:
+        self._end_of_step()
+        self._flush()
+
+    # ---- forward
+
+    @edge
+    def pass_begins(self, arguments: list[tuple[str, Any]]) -> None:
+        """The root is called."""
+        if torch_internals.graph_task_id() != -1 or torch_internals.tracing():
+            return
+        self._depth += 1
+        self.wants_outputs = self.recording
+        if self._depth > 1:
+            return
+        self._begin_pass()
+        self._root_called.add(self.recorder.training)
+        self.clock.begin("forward" if self.recorder.training else "evaluation")
+        self._orphan = None
+        if self.recording:
+            self._record_inputs(arguments)
+        self.wants_outputs = self.recording
+
+    @edge
+    def pass_ends(self, output: Any) -> None:
+        """The root returned, or raised (then ``output`` is None)."""
+        if torch_internals.graph_task_id() != -1 or torch_internals.tracing() or not self._depth:
+            return
+        self._depth -= 1
+        if self._depth:
+            return
+        self.wants_outputs = not self._stopped
+        self.clock.end("forward" if self.recorder.training else "evaluation")
+        if self.recorder.training:
+            self._await_backward(output)
+        else:
+            self._flush()
+
+    @edge
+    def module_called(self, path: str, type: str, arguments: list[tuple[str, Any]]) -> None:
+        """A module other than the root is called: its inputs and masks."""
+        module = self.wiring.paths.get(path)
+        if module is None or torch_internals.graph_task_id() != -1 or torch_internals.tracing():
+            return
+        if "masks" in self.config.record:
+            self._record_masks(path, module, arguments)
+        if "inputs" in self.config.record:
+            call = self._calls.get((path, False), 0)
+            for name, value in arguments:
+                for slot, tensor in leaves(value, f"input.{name}"):
+                    if not self.recorder.returned(tensor):
+                        self.recorder.tensor(tensor, Place("input", path, type, slot, call, self.steps.micro))
+
+    @edge
+    def module_returned(self, path: str, type: str, output: Any) -> None:
+        """A module returned: its outputs, and hooks for their gradients."""
+        recompute = torch_internals.graph_task_id() != -1
+        if torch_internals.tracing():
+            return
+        if not self._depth and not recompute:
+            self._orphan_returned(path, output)
+        if not self.recording:
+            return
+        call = self._calls.get((path, recompute), 0)
+        self._calls[path, recompute] = call + 1
+        micro = self.steps.micro
+        grad = "output_grads" in self.config.record and torch.is_grad_enabled()
+        for slot, tensor in leaves(output, "output"):
+            if "outputs" in self.config.record:
+                self.recorder.tensor(tensor, Place("forward", path, type, slot, call, micro, recompute))
+            if grad and tensor.requires_grad:
+                self._watch(tensor, GradientHook(self, path, type, slot, call, micro, recompute))
+
+    def _begin_pass(self) -> None:
+        training = torch.is_grad_enabled()
+        if training and self.steps.next_is_new:
+            self._end_of_step()
+            if len(self.recorder):
+                self._flush()
+        if self.steps.pass_begins(training):
+            self._begin_step()
+        if training:
+            self.clock.start()
+        self.recorder.training = training
+        self.recorder.begin_pass()
+        self._calls.clear()
+        if self.recording and self.state.outdated():
+            self._rewire()
+        if len(self.recorder) > FLUSH_ROWS:
+            self._flush()
+
+    def _orphan_returned(self, path: str, output: Any) -> None:
+        """A module ran outside the root's forward. It begins a step that is due; where the root is never called
+        (methods of it, submodules only) the first module's pass counts: without gradients its next call begins the
+        next pass, with gradients the first call after backward or a step does."""
+        training = torch.is_grad_enabled()
+        due = training and self.steps.next_is_new
+        opens = self._orphan is None or self._orphan[1] != training or (not training and self._orphan[0] == path)
+        if due or (opens and training not in self._root_called):
+            self._begin_pass()
+            self._orphan = path, training
+        if training and not self.recording:
+            self._await_backward(output)
+
+    def _record_inputs(self, arguments: list[tuple[str, Any]]) -> None:
+        micro, batch = self.steps.micro, 0
+        split = "train" if self.recorder.training else "validation"
+        type_name = type(self.wiring.root).__name__
+        if "masks" in self.config.record:
+            self._record_masks("", self.wiring.root, arguments)
+        for name, value in arguments:
+            for slot, tensor in leaves(value, f"input.{name}"):
+                self.recorder.tensor(tensor, Place("input", "", type_name, slot, 0, micro))
+                batch = batch or (tensor.shape[0] if tensor.ndim else 0)
+                if "samples" in self.config.record and tensor.ndim and tensor.shape[0] == batch:
+                    self.recorder.samples(tensor, slot.removeprefix("input."), split, micro)
+        self._batch += batch if self.recorder.training else 0
+
+    def _record_masks(self, path: str, module: nn.Module, arguments: list[tuple[str, Any]]) -> None:
+        for name, mask in masks.masks_among(arguments):
+            self.recorder.mask(mask, path, name, self.steps.micro, masks.convention(name, mask, module))
+
+    # ---- backward
+
+    @edge
+    def gradient_arrived(self, hook: GradientHook, gradient: Tensor) -> None:
+        """The gradient of a forward row."""
+        self._backward_reached()
+        if self.recording:
+            place = Place("backward", hook.path, hook.type, hook.slot, hook.call, hook.micro, hook.recompute)
+            self.recorder.tensor(gradient, place)
+
+    @edge
+    def backward_reached(self) -> None:
+        """A gradient reached the root's output."""
+        self._backward_reached()
+
+    @edge
+    def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
+        """torch.autograd.backward is called, by whom and for which model ever."""
+        self._backward_depth += 1
+        if self._backward_depth == 1:
+            self.clock.begin("backward")
+            self.losses.backward_begins(tensors)
+
+    @edge
+    def backward_ends(self) -> None:
+        """It returned or raised."""
+        self._backward_depth -= 1
+        if self._backward_depth:
+            return
+        self.clock.end("backward")
+        self._forget_handles()
+        if not self.losses.backward_ends(self.steps.micro):
+            return  # it was another model's
+        self._orphan = None
+        if not self.state.optimizers.any():
+            if self.recording:
+                self.state.record_gradients("gradient_local")
+                self.state.record_parameters()
+            self._flush()
+
+    @edge
+    def loss_scaled(self, scaler: object, outputs: Any, scaled: Any) -> None:
+        """A GradScaler scaled a loss."""
+        self.losses.scaled(outputs, scaled)
+
+    def _backward_reached(self) -> None:
+        self.losses.reached = True
+        self.steps.backward_seen()
+
+    def _await_backward(self, output: Any) -> None:
+        for _, tensor in leaves(output, "output"):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                self._watch(tensor, BackwardSeen(self))
+
+    def _watch(self, tensor: Tensor, hook: GradientHook | BackwardSeen) -> None:
+        # reading grad_fn first brings a stale view's node up to date; without it register_hook can crash the process
+        _ = tensor.grad_fn
+        self._handles.append((tensor.register_hook(hook), tensor.is_leaf))  # type: ignore[no-untyped-call]
+
+    def _forget_handles(self) -> None:
+        """Non-leaf tensors take their hooks with them; hooks on leaves would fire in every later backward pass."""
+        for handle, leaf in self._handles:
+            if leaf:
+                handle.remove()
+        self._handles.clear()
+
+    # ---- the optimizer's step
+
+    @edge
+    def optimizer_begins(self, optimizer: Optimizer, closure: bool) -> None:
+        """An optimizer is about to step. Raises NonFiniteError with ``on_nonfinite="raise"``."""
+        if id(optimizer) in self._stepping:  # its last step raised
+            self._stepping.clear()
+        if not self.state.optimizers.holds_ours(optimizer):
+            return
+        self._stepping.append(id(optimizer))
+        if len(self._stepping) > 1:
+            return
+        self._meet(optimizer)
+        if self.steps.optimizer_begins(id(optimizer), closure):
+            self._end_of_step(self.steps.step - 1)
+            self._begin_step()
+        self.clock.begin("optimizer")
+        self._orphan = None
+        if not self.recording:
+            return
+        if not closure:
+            self.state.record_gradients("gradient", optimizer)
+            self.state.record_parameters()
+            self._act_on_nonfinite(optimizer)
+        self.state.look(optimizer)
+
+    @edge
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """It has stepped."""
+        if id(optimizer) not in self._stepping:
+            return
+        self._stepping.remove(id(optimizer))
+        if self._stepping:
+            return
+        self._scaler_stepped = True
+        if self.recording:  # with a closure gradients and parameters were not there to be read before
+            self.state.record_gradients("gradient", optimizer)
+            self.state.record_parameters()
+            self.state.record_updates(optimizer)
+        self.state.record_settings(optimizer)
+        self._optimizer_done(optimizer)
+
+    @edge
+    def scaler_begins(self, scaler: object, optimizer: Optimizer) -> None:
+        """GradScaler.step is called."""
+        if self.state.optimizers.holds_ours(optimizer):
+            self._scaler_stepped = False
+            scale = torch_internals.loss_scale(scaler)
+            if scale is not None:
+                self.recorder.scalar("scale", scale)
+
+    @edge
+    def scaler_ends(self, scaler: object, optimizer: Optimizer) -> None:
+        """It returned: when the optimizer has not stepped, it was skipped."""
+        if self._scaler_stepped or not self.state.optimizers.holds_ours(optimizer):
+            return
+        self._meet(optimizer)
+        if self.recording:
+            self.state.record_gradients("gradient", optimizer)
+            self.state.record_parameters()
+        name = type(optimizer).__name__
+        self.recorder.event(
+            "optimizer_step_skipped",
+            "info",
+            f"GradScaler skipped the step of {name}: its gradients are not finite",
+            {"optimizer": name, "scale": _number(torch_internals.loss_scale(scaler))},
+        )
+        self._optimizer_done(optimizer)
+
+    def _optimizer_done(self, optimizer: Optimizer) -> None:
+        self.steps.optimizer_ends(id(optimizer))
+        self.clock.end("optimizer")
+        self._flush(optimizer)
+        self.clock.done()
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        if self.state.optimizers.add(optimizer):
+            self._write_safely(lambda: self.sink.update_info({"optimizers": self.state.describe_optimizers()}))
+
+    def _act_on_nonfinite(self, optimizer: Optimizer) -> None:
+        if self.config.on_nonfinite not in ("raise", "skip") or self.losses.scaling:
+            return
+        poisoned = self._drain(optimizer)
+        if poisoned and self.config.on_nonfinite == "skip":
+            dropped = self.state.drop_gradients(optimizer)
+            self.recorder.event(
+                "gradients_dropped",
+                "warning",
+                f"dropped the gradients of {dropped} parameters",
+                {"parameters": dropped},
+            )
+        elif self.first is not None and self.config.on_nonfinite == "raise" and (poisoned or not self._poisoned):
+            self._poisoned = True
+            self._stepping.clear()
+            self._flush()
+            raise NonFiniteError(self.first)
+
+    # ---- steps
+
+    def scope_begins(self) -> None:
+        """``with trace.step_scope()`` is entered."""
+        if not self.steps.untouched:
+            self._end_of_step()
+        if self.steps.scope_begins():
+            self._begin_step()
+
+    @edge
+    def scope_ends(self) -> None:
+        """It is left."""
+        if self.recording:
+            self.state.record_gradients("gradient_local")
+            self.state.record_parameters()
+        self.steps.scope_ends()
+        self._flush()
+        self.clock.done()
+
+    def pause(self, paused: bool) -> None:
+        """Record no tensors, or again."""
+        self.paused = paused
+        self.recorder.event(
+            "paused" if paused else "resumed", "info", "recording paused" if paused else "recording goes on"
+        )
+        self._select_step()
+
+    def _begin_step(self) -> None:
+        self.recorder.begin_step(self.steps.step)
+        self.state.begin_step()
+        self._select_step()
+
+    def _select_step(self) -> None:
+        live = not (self.paused or self._stopped or self.closed)
+        self.recording = live and self.config.records(self.steps.step)
+        self.wants_outputs = self.recording or (live and not self._depth)
+
+    def _end_of_step(self, step: int | None = None) -> None:
+        step = self.steps.step if step is None else step
+        spent = self.clock.lap()
+        if not spent:
+            return
+        for phase in ("data", "forward", "backward", "optimizer", "step"):
+            if phase in spent:
+                self.recorder.scalar(f"time/{phase}", spent[phase], step=step)
+        if spent["step"] > 0:
+            self.recorder.scalar("overhead", spent.get("recording", 0.0) / spent["step"], step=step)
+            if self._batch:
+                self.recorder.scalar("samples_per_second", self._batch / spent["step"], step=step)
+        self._batch = 0
+        if self.recording:
+            self.state.record_ema(step)
+
+    def _rewire(self) -> None:
+        for kind, severity, message, details in self.state.take_census(set(self.wiring.paths)):
+            self.recorder.event(kind, severity, message, details)
+        self.wiring.reconnect()
+        self._note_refused()
+
+    def _note_refused(self) -> None:
+        for path, reason in self.wiring.refused.items():
+            self.recorder.event(
+                "module_not_hooked",
+                "info",
+                f"{path or '(root)'} takes no hooks: {reason}",
+                {"reason": reason},
+                module=path,
+            )
+
+    # ---- flushing
+
+    @edge
+    def flush(self) -> None:
+        """Write everything recorded so far."""
+        self._flush()
+
+    def _flush(self, optimizer: Optimizer | None = None) -> None:
+        self._drain(optimizer)
+        pending, self._pending = self._pending, []
+        if pending and not self._stopped:
+            self._write_safely(lambda: self.sink.write(pending))
+
+    def _drain(self, optimizer: Optimizer | None) -> bool:
+        """Take what was measured to the host and judge it. Whether gradients of it are not finite."""
+        drained = self.recorder.drain()
+        self._pending += drained.batches
+        norm = findings.gradient_norm(drained)
+        if norm is not None:
+            suffix = self.state.optimizers.index(optimizer) if optimizer is not None else 0
+            self.recorder.scalar(f"grad_norm/{suffix}" if suffix else "grad_norm", norm)
+        if self.first is None:
+            self._note_first(findings.first_nonfinite(drained, self.losses.scaling))
+        self._pending += self.recorder.drain().batches
+        return findings.any_nonfinite_gradient(drained)
+
+    def _note_first(self, first: FirstNonFinite | None) -> None:
+        if first is None:
+            return
+        if self.locator is not None and self.config.on_nonfinite != "record":
+            first = self.locator.locate(first.step, first)
+        self.first = first
+        self.recorder.event(
+            "nonfinite", "error", first.message, first.to_details(), module=first.module, slot=None, step=first.step
+        )
+        if self.config.on_nonfinite != "record":
+            self.say(f"tracehooks: {first.message}")
+
+    def _write_safely(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except (UnwritableError, OSError) as error:
+            self._stop(str(error))
+
+    def _stop(self, reason: str) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._select_step()
+            self.say(f"tracehooks: recording stopped, training goes on: {reason}")
+
+    def took(self, seconds: float) -> None:
+        """Count time that the recording took inside training steps."""
+        if self.recorder.training:
+            self.clock.add("recording", seconds)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """An error of the recording's own: said once, counted, an event."""
+        key = f"{where}: {type(error).__name__}"
+        self._failures[key] = self._failures.get(key, 0) + 1
+        if self._failures[key] == 1:
+            text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            self.recorder.event(
+                "recorder_error",
+                "warning",
+                f"error inside the recorder, in {where}: {text}",
+                {"where": where, "error": text, "count": 1},
+            )
+            self.say(f"tracehooks: error inside the recorder, in {where} ({text}); training goes on, it is said once")
+
+
+def _number(value: Tensor | float | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,95 @@
+"""Every private name of torch that tracehooks uses, each with a fallback. No other file may touch one.
+
+Checked on torch 2.6 to 2.13; tests/capture/test_torch_internals.py says what each is expected to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _absent(*_: Any) -> Any:
+    return None
+
+
+def _lookup(root: object, path: str, fallback: Callable[..., Any] = _absent) -> Callable[..., Any]:
+    for part in path.split("."):
+        root = getattr(root, part, None)
+        if root is None:
+            return fallback
+    return root  # type: ignore[return-value]
+
+
+_graph_task_id = _lookup(torch, "_C._current_graph_task_id", lambda: -1)
+_peek_interpreter = _lookup(torch, "_C._functorch.peek_interpreter_stack")
+_is_functorch_wrapped = _lookup(torch, "_C._functorch.is_functorch_wrapped_tensor", lambda x: False)
+_get_unwrapped = _lookup(torch, "_C._functorch.get_unwrapped")
+_dispatch_modes = _lookup(torch, "_C._len_torch_dispatch_stack", lambda: 0)
+_function_modes = _lookup(torch, "_C._len_torch_function_stack", lambda: 0)
+_tracing_state = _lookup(torch, "_C._get_tracing_state")
+_disable_function = _lookup(torch, "_C.DisableTorchFunction", contextlib.nullcontext)
+
+
+def graph_task_id() -> int:
+    """Number of the backward pass that this thread is in; -1 outside of one."""
+    return int(_graph_task_id())
+
+
+def tracing() -> bool:
+    """Whether torch.jit.trace is recording: what runs now becomes part of somebody's graph."""
+    return _tracing_state() is not None
+
+
+def unwrapped(x: Tensor) -> Tensor | None:
+    """The tensor that holds the values: what functorch's transforms wrap (all samples of a vmap together), a DTensor's
+    local shard. None for tensors without values (meta, fake) and for collectives still under way.
+    """
+    while _is_functorch_wrapped(x):
+        x = _get_unwrapped(x)
+    if type(x) is Tensor or type(x) is torch.nn.Parameter:
+        return None if x.is_meta else x
+    name = type(x).__name__
+    if name == "DTensor":
+        return unwrapped(x._local_tensor)  # type: ignore[attr-defined]
+    if name in ("FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor", "ProxyTensor"):
+        return None
+    return None if x.is_meta else x
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run tensor operations of our own unseen by the user's dispatch modes, function modes (a default device is one)
+    and functorch levels, whose results they would otherwise change or which would count them.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_disable_function())
+        if _peek_interpreter() is not None:
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        if _dispatch_modes():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            stack.enter_context(_disable_current_modes())
+        yield
+
+
+def modes_active() -> bool:
+    """Whether `undisturbed` has anything to do: asked first, because it is a hundred times cheaper."""
+    return bool(_peek_interpreter() is not None or _dispatch_modes() or _function_modes())
+
+
+def loss_scale(scaler: object) -> Tensor | float | None:
+    """A GradScaler's scale without waiting for the device: a 0-dim tensor, before its first use the initial scale."""
+    scale = getattr(scaler, "_scale", None)
+    return scale if scale is not None else getattr(scaler, "_init_scale", None)
+
+
+def fused_scaling(optimizer: object) -> tuple[Tensor | None, Tensor | None]:
+    """(grad_scale, found_inf) that a GradScaler leaves on an optimizer that unscales by itself; None each otherwise."""
+    return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)

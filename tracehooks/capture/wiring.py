@@ -1,0 +1,98 @@
+"""Hooks onto modules and off again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from tracehooks.capture import select
+from tracehooks.capture.hooks import InputHook, OutputHook, PassBegins, PassEnds, SharedOutputHook, SharedPassHook
+
+if TYPE_CHECKING:
+    from tracehooks.capture.session import Session
+
+
+class Wiring:
+    """The hooks that one session has put on modules."""
+
+    def __init__(self, session: Session, root: nn.Module) -> None:
+        self.session = session
+        self.root = root
+        self.paths: dict[str, nn.Module] = {}
+        """Modules whose outputs are recorded."""
+        self.refused: dict[str, str] = {}
+        """Modules that take no hooks, and why."""
+        self._handles: list[RemovableHandle] = []
+
+    def connect(self) -> None:
+        """Put hooks on the root and on every selected module.
+
+        Raises:
+            UnknownNameError: a module pattern that matches nothing.
+        """
+        self.paths = select.selected(self.root, self.session.config)
+        modules = select.named_modules(self.root)
+        shared = select.behind_fast_path(modules)
+        kept_off: dict[int, OutputHook] = {}
+        self._connect_root_entry(id(self.root) in shared)
+        for path, module in self.paths.items():
+            hook = OutputHook(self.session, path, module)
+            if id(module) in shared:
+                kept_off[id(module)] = hook
+            else:
+                self._connect_module(path, module, hook)
+        if kept_off:
+            self._handles.append(register_module_forward_hook(SharedOutputHook(self.session, kept_off)))
+        self._connect_root_exit(id(self.root) in shared)
+
+    def disconnect(self) -> None:
+        """Take every hook off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.paths = {}
+
+    def reconnect(self) -> None:
+        """Hook the model as it is now."""
+        self.disconnect()
+        self.refused = {}
+        self.connect()
+
+    def release(self) -> None:
+        """Let go of the model."""
+        self.root = nn.Module()
+
+    def _connect_module(self, path: str, module: nn.Module, hook: OutputHook) -> None:
+        try:
+            self._handles.append(module.register_forward_hook(hook))
+        except RuntimeError as error:  # a ScriptModule: opaque, its parents are recorded
+            self.refused[path] = str(error).splitlines()[0]
+            return
+        wants = self.session.config.record
+        if module is not self.root and ("inputs" in wants or ("masks" in wants and select.takes_mask(module))):
+            before = InputHook(self.session, path, module, select.argument_names(module))
+            self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+
+    def _connect_root_entry(self, shared: bool) -> None:
+        hook = PassBegins(self.session, select.argument_names(self.root))
+        if shared:
+            self._handles.append(register_module_forward_pre_hook(SharedPassHook(self.session, id(self.root), hook)))
+        else:
+            self._try_root(lambda: self.root.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+
+    def _connect_root_exit(self, shared: bool) -> None:
+        hook = PassEnds(self.session)
+        if shared:
+            last = SharedPassHook(self.session, id(self.root), hook)
+            self._handles.append(register_module_forward_hook(last, always_call=True))
+        else:
+            self._try_root(lambda: self.root.register_forward_hook(hook, always_call=True))
+
+    def _try_root(self, register: object) -> None:
+        try:
+            self._handles.append(register())  # type: ignore[operator]
+        except RuntimeError as error:
+            self.refused[""] = str(error).splitlines()[0]

@@ -1,0 +1,281 @@
+"""The trace format, version 1, as data: tables, columns, phases, event kinds and the fields of run.json.
+
+Storage builds its Arrow schemas from this page, docs/trace-format.md is tested against it, and nothing else in the
+package spells a column's type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+FORMAT_VERSION = 1
+
+SKETCH_SIZE = 16
+"""Signed sums in a sketch."""
+
+HISTOGRAM_EXPONENTS = tuple(range(-32, 32))
+"""Bucket b counts elements with 2**e <= |x| < 2**(e+1); the first and last bucket also hold what lies beyond. Zeros and
+non-finite elements are in no bucket (they have columns of their own)."""
+
+ColumnType = Literal[
+    "int64", "int32", "uint64", "float64", "bool", "string", "dictionary", "list<int64>", "sketch", "histogram"
+]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``dictionary`` is a string stored dictionary-encoded, ``sketch`` a fixed_size_list<float32>."""
+
+    name: str
+    type: ColumnType
+    meaning: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a run: a directory of Parquet parts beside run.json."""
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in file order."""
+        return tuple(column.name for column in self.columns)
+
+
+_WHEN = (
+    Column("step", "int64", "number of the training step, from 0"),
+    Column("micro", "int32", "number of the forward pass inside the step, from 0 (gradient accumulation, evaluation)"),
+    Column("time_ns", "int64", "Unix time in nanoseconds"),
+)
+_SEQ = Column("seq", "int64", "order of observation inside the step, over all phases: the execution order")
+
+TENSORS = Table(
+    "tensors",
+    "one row for each tensor seen at one site in one step",
+    (
+        *_WHEN,
+        _SEQ,
+        Column("phase", "dictionary", "what the tensor is: see the list of phases"),
+        Column("module", "dictionary", "canonical module path; empty for the root"),
+        Column("type", "dictionary", "the module's class name, or the op's name for phase op"),
+        Column("slot", "dictionary", "which tensor of the site: output, output.0, input.mask, weight …"),
+        Column("call", "int32", "n-th call of this module in this forward pass, from 0"),
+        Column("recompute", "bool", "seen again while activation checkpointing recomputed the forward pass"),
+        Column("dtype", "dictionary", "as torch prints it, without torch."),
+        Column("device", "dictionary", "as torch prints it"),
+        Column("shape", "list<int64>", "logical shape; of the local shard for a sharded tensor"),
+        Column(
+            "count",
+            "int64",
+            "elements measured: components of a complex tensor, stored values of a sparse one, "
+            "the sample of an update; otherwise the product of the shape",
+        ),
+        Column("nan", "int64", "elements that are NaN"),
+        Column("posinf", "int64", "elements that are +inf"),
+        Column("neginf", "int64", "elements that are -inf"),
+        Column("zeros", "int64", "elements that are zero"),
+        Column("min", "float64", "smallest finite element; null when none is finite", nullable=True),
+        Column("max", "float64", "largest finite element; null when none is finite", nullable=True),
+        Column("mean", "float64", "mean of the finite elements; null when none is finite", nullable=True),
+        Column("std", "float64", "population standard deviation of the finite elements; null when none", nullable=True),
+        Column(
+            "rms", "float64", "sqrt(mean of squares) of the finite elements; null when none is finite", nullable=True
+        ),
+        Column(
+            "absmax", "float64", "largest magnitude of the finite elements; null when none is finite", nullable=True
+        ),
+        Column("hash", "uint64", "content hash in logical order; null when hashing is off", nullable=True),
+        Column("sketch", "sketch", "16 signed sums; null when not asked for", nullable=True),
+        Column(
+            "histogram", "histogram", "counts by power of two of the magnitude; null when not asked for", nullable=True
+        ),
+    ),
+)
+
+SCALARS = Table(
+    "scalars",
+    "numbers that belong to a step: loss, learning rate, loss scale, gradient norm, throughput, phase times",
+    (
+        *_WHEN,
+        Column("name", "dictionary", "what it is, with / between parts"),
+        Column("value", "float64", "the number"),
+    ),
+)
+
+MASKS = Table(
+    "masks",
+    "one row for each mask seen: how much of it is empty",
+    (
+        *_WHEN,
+        _SEQ,
+        Column("module", "dictionary", "canonical module path; empty for the root"),
+        Column("slot", "dictionary", "which argument, or the probe's name"),
+        Column("shape", "list<int64>", "shape of the mask"),
+        Column("count", "int64", "elements"),
+        Column("kept", "int64", "elements that are kept"),
+        Column("rows", "int64", "rows: all dimensions but the last flattened"),
+        Column("empty_rows", "int64", "rows that keep nothing"),
+        Column("min_kept", "int64", "kept elements in the emptiest row; null when there are no rows", nullable=True),
+        Column("max_kept", "int64", "kept elements in the fullest row; null when there are no rows", nullable=True),
+        Column("first_empty", "int64", "flat index of the first empty row; null when none is empty", nullable=True),
+        Column("convention", "dictionary", "keep=True, keep=False or additive"),
+    ),
+)
+
+SAMPLES = Table(
+    "samples",
+    "one row for each training or validation sample: its fingerprint",
+    (
+        *_WHEN,
+        Column("index", "int64", "position in the batch"),
+        Column("name", "dictionary", "which input of the root"),
+        Column("split", "dictionary", "train, validation or a name of the user's"),
+        Column("hash", "uint64", "content hash of the sample"),
+        Column("source_id", "string", "the user's own id of the sample; null when not given", nullable=True),
+    ),
+)
+
+EVENTS = Table(
+    "events",
+    "things that happened once",
+    (
+        *_WHEN,
+        _SEQ,
+        Column("kind", "dictionary", "see the list of kinds"),
+        Column("severity", "dictionary", "info, warning or error"),
+        Column("module", "dictionary", "canonical module path; null when the event has none", nullable=True),
+        Column("slot", "dictionary", "which tensor of the site; null when the event has none", nullable=True),
+        Column("message", "string", "one line for a person"),
+        Column("details", "string", "JSON object whose keys are fixed per kind"),
+    ),
+)
+
+TABLES: dict[str, Table] = {table.name: table for table in (TENSORS, SCALARS, MASKS, SAMPLES, EVENTS)}
+
+PHASES: dict[str, str] = {
+    "input": "an input of the root and, if asked, of other modules",
+    "forward": "an output of a module",
+    "backward": "d loss / d tensor of a forward row",
+    "probe": "a tensor handed to a probe",
+    "parameter": "a parameter as the optimizer step found it",
+    "buffer": "a buffer as the optimizer step found it",
+    "gradient_local": "a parameter's gradient as accumulated on this rank, where no optimizer is seen",
+    "gradient": "a parameter's gradient as the optimizer used it: reduced, unscaled, clipped",
+    "update": "what the step did to a parameter: value after minus value before",
+    "optimizer": "a tensor of the optimizer's state after the step",
+    "op": "a tensor of a located op",
+}
+
+SPLITS = ("train", "validation")
+SEVERITIES = ("info", "warning", "error")
+STATUSES = ("running", "closed", "crashed")
+
+
+@dataclass(frozen=True)
+class EventKind:
+    """A kind of event: what it means and the keys of its ``details``."""
+
+    meaning: str
+    details: tuple[str, ...] = ()
+
+
+EVENT_KINDS: dict[str, EventKind] = {
+    "nonfinite": EventKind(
+        "the first non-finite value of the run",
+        (
+            "step",
+            "phase",
+            "module",
+            "op",
+            "value",
+            "cause",
+            "file",
+            "line",
+            "code",
+            "params",
+            "buffer",
+            "inputs",
+            "output",
+            "message",
+        ),
+    ),
+    "optimizer_step_skipped": EventKind(
+        "a GradScaler found non-finite gradients and skipped the update", ("optimizer", "scale")
+    ),
+    "gradients_dropped": EventKind('gradients were dropped because of on_nonfinite="skip"', ("parameters",)),
+    "recorder_error": EventKind(
+        "an error inside the recorder, caught; reported once, counted", ("where", "error", "count")
+    ),
+    "recording_stopped": EventKind("recording ended early; training went on", ("reason",)),
+    "parameters_replaced": EventKind(
+        "parameters were added, removed or replaced after attach", ("added", "removed", "replaced")
+    ),
+    "modules_changed": EventKind("modules were added or removed after attach and hooked anew", ("added", "removed")),
+    "module_not_hooked": EventKind("a module that takes no hooks: it is opaque, its parents are recorded", ("reason",)),
+    "checkpoint": EventKind("a state dict was kept", ("name", "tensors", "hash", "hashes", "shares_memory_with_model")),
+    "note": EventKind("a note of the user's"),
+    "paused": EventKind("recording was paused"),
+    "resumed": EventKind("recording went on after a pause, or a run was resumed"),
+    "exception": EventKind("the with-block of the trace ended with an exception", ("type",)),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of run.json. ``schema`` is its JSON schema fragment."""
+
+    name: str
+    schema: dict[str, Any]
+    meaning: str
+    required: bool = False
+
+
+_TEXT = {"type": "string"}
+_MAYBE_TEXT = {"type": ["string", "null"]}
+_INT = {"type": "integer"}
+_OBJECT = {"type": "object"}
+
+RUN_FIELDS: tuple[Field, ...] = (
+    Field("format_version", {"type": "integer", "minimum": 1}, "version of this format", required=True),
+    Field("run_id", _TEXT, "UUIDv7", required=True),
+    Field("created", _TEXT, "UTC, RFC 3339", required=True),
+    Field("closed", _MAYBE_TEXT, "UTC, RFC 3339; null while the run is not closed"),
+    Field("status", {"enum": list(STATUSES)}, "running, closed or crashed", required=True),
+    Field("command", {"type": "array", "items": _TEXT}, "command line"),
+    Field(
+        "git",
+        {"type": ["object", "null"]},
+        "commit, branch, dirty, diff_sha256 of the working directory; null outside git",
+    ),
+    Field("packages", _OBJECT, "versions: python, torch, cuda, cudnn, numpy, tracehooks"),
+    Field("host", _TEXT, "host name"),
+    Field("pid", _INT, "process id of rank 0"),
+    Field("devices", {"type": "array", "items": _TEXT}, "device names"),
+    Field("world_size", {"type": "integer", "minimum": 1}, "number of ranks"),
+    Field("model", _OBJECT, "class, digest of the module tree, parameter_count, modules, parameters, buffers"),
+    Field("flags", _OBJECT, "seed, determinism, TF32, autocast dtype, threads"),
+    Field("optimizers", {"type": "array", "items": _OBJECT}, "class and hyper-parameters of each optimizer seen"),
+    Field("config", _OBJECT, "the recording configuration", required=True),
+    Field(
+        "histogram_exponents",
+        {"type": "array", "items": _INT},
+        "lower edges of the histogram's buckets, as powers of two",
+    ),
+    Field("notes", {"type": "array", "items": _TEXT}, "free text"),
+)
+
+
+def run_json_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of run.json. Unknown fields are allowed: later versions add some."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tracehooks run.json",
+        "type": "object",
+        "properties": {field.name: {**field.schema, "description": field.meaning} for field in RUN_FIELDS},
+        "required": [field.name for field in RUN_FIELDS if field.required],
+    }

@@ -1,0 +1,64 @@
+"""How much of a mask is empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CONVENTIONS = ("keep=True", "keep=False", "additive")
+
+
+def summarize_mask(x: Tensor, convention: str | None) -> Tensor:
+    """Emptiness of a mask by row (all dimensions but the last flattened).
+
+    Args:
+        x: mask of at least one dimension, bool, integer (non-zero is True) or floating.
+        convention: one of `CONVENTIONS`: True is kept, True is dropped, or values to add to scores, of which large
+            negative ones drop. None: additive when an element is negative, else non-zero is kept.
+
+    Returns:
+        int64 of shape (6,) on x's device: kept, empty_rows, min_kept, max_kept, first_empty (-1 when no row is empty),
+        index of the convention. min_kept and max_kept are -1 when there are no rows.
+    """
+    with torch.no_grad():
+        rows, code = _kept(x.detach(), convention)
+        per_row = rows.sum(-1).reshape(-1)
+        if per_row.numel() == 0:
+            return torch.stack([*(per_row.new_tensor(value) for value in (0, 0, -1, -1, -1)), code])
+        empty = (per_row == 0).to(torch.int64)
+        first = torch.where(empty.any(), empty.argmax(), -1)
+        return torch.stack([per_row.sum(), empty.sum(), per_row.amin(), per_row.amax(), first, code])
+
+
+def _kept(x: Tensor, convention: str | None) -> tuple[Tensor, Tensor]:
+    if convention in ("keep=True", "keep=False"):
+        code = torch.full((), CONVENTIONS.index(convention), dtype=torch.int64, device=x.device)
+        return (x != 0) if convention == "keep=True" else (x == 0), code
+    wide = x.to(torch.float64)
+    additive = torch.ones((), dtype=torch.bool, device=x.device) if convention == "additive" else (wide < 0).any()
+    kept = torch.where(additive, wide > _dropped_below(x.dtype), wide != 0)
+    return kept, torch.where(additive, CONVENTIONS.index("additive"), CONVENTIONS.index("keep=True"))
+
+
+def _dropped_below(dtype: torch.dtype) -> float:
+    """Masks are filled with -inf, the dtype's minimum, -1e9 or, in older code, -1e4: what is at or below drops."""
+    return max(torch.finfo(dtype).min / 2, -1e4) if dtype.is_floating_point else -1e4
+
+
+def unpack_masks(packed: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """Columns of the masks table from the numbers of `summarize_mask` and the masks' shapes."""
+    counts = [math.prod(shape) for shape in shapes]
+    return {
+        "count": counts,
+        "kept": [row[0] for row in packed],
+        "rows": [math.prod(shape[:-1]) for shape in shapes],
+        "empty_rows": [row[1] for row in packed],
+        "min_kept": [row[2] if row[2] >= 0 else None for row in packed],
+        "max_kept": [row[3] if row[3] >= 0 else None for row in packed],
+        "first_empty": [row[4] if row[4] >= 0 else None for row in packed],
+        "convention": [CONVENTIONS[row[5]] for row in packed],
+    }

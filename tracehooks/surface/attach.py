@@ -1,0 +1,103 @@
+"""attach(): wires the hooks of a model to a run directory."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import itertools
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from tracehooks.capture import identity
+from tracehooks.capture.select import selected, unwrap
+from tracehooks.capture.session import Session
+from tracehooks.capture.taps import SWITCHBOARD
+from tracehooks.capture.trace import Trace
+from tracehooks.core.config import Config, resolve
+from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError
+from tracehooks.storage import RunWriter
+
+
+def attach(
+    model: nn.Module,
+    out: str | Path | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    scaler: object | None = None,
+    ema: nn.Module | None = None,
+    config: Config | dict[str, Any] | str | Path | None = None,
+    **options: Any,
+) -> Trace:
+    """Record a model's training into a run directory.
+
+    Args:
+        model: any module; wrappers such as DistributedDataParallel are looked through.
+        out: the run's directory, by default ``runs/<UTC time>-<model class>``.
+        optimizer: found by itself at its first step; naming it makes known from the start what it holds.
+        scaler: found by itself at its first use; accepted so that a script may say what it uses.
+        ema: a module that should follow the model; the distance between them is recorded.
+        config: a `Config`, a mapping or a TOML file; ``options`` are fields of `Config` and win over it.
+
+    Returns:
+        The handle. Close it, or use it in a ``with`` block; at the end of the process it is closed by itself.
+
+    Raises:
+        AlreadyAttachedError: a live trace records this model already.
+        UnknownNameError: an option, or a module pattern that matches no module; the nearest names are listed.
+        InvalidOptionError: an option's value of the wrong type or out of range.
+        RunExistsError: ``out`` holds a run and ``resume`` is not set.
+        RunBusyError: another process is writing it.
+        UnwritableError: ``out`` cannot be written.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError("model", type(model).__name__, "a torch.nn.Module")
+    settings = resolve(options, config)
+    root = unwrap(model)
+    if (busy := _recording(root)) is not None:
+        raise AlreadyAttachedError(type(root).__name__, busy.sink.path)
+    selected(root, settings)  # a pattern that matches nothing is refused before anything is created
+    path = Path(out) if out is not None else default_path(root)
+    rank, _ = identity.world()
+    info = identity.describe_run(model, settings)
+    sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
+    say = _silent if settings.quiet else _say
+    session = Session(root, settings, sink, ema=ema, say=say)
+    try:
+        session.connect(optimizer)
+    except BaseException:
+        session.close("crashed")
+        raise
+    atexit.register(_close_at_exit, weakref.ref(session))
+    say(f"tracehooks: recording {type(root).__name__} into {path}")
+    return Trace(session)
+
+
+def default_path(root: nn.Module) -> Path:
+    """``runs/<UTC time>-<model class>``, with a number behind it where that is taken."""
+    name = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{type(root).__name__}"
+    candidates = (Path("runs") / (f"{name}-{i}" if i else name) for i in itertools.count())
+    return next(path for path in candidates if not path.exists())
+
+
+def _recording(root: nn.Module) -> Session | None:
+    """The live session whose hooks are on this root."""
+    return next((session for session in SWITCHBOARD.live() if session.wiring.root is root), None)
+
+
+def _close_at_exit(reference: weakref.ref[Session]) -> None:
+    session = reference()
+    if session is not None:
+        session.close()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silent(line: str) -> None:
+    pass
