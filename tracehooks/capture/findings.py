@@ -25,11 +25,16 @@ def first_nonfinite(drained: Drained, scaled: bool) -> FirstNonFinite | None:
     """
     found = [row for row, bad in zip(drained.rows, _bad(drained, scaled), strict=True) if bad]
     before = [row for row in found if row.step == 0 and row.place.phase == "parameter"]
-    losses = [(seq, step, value) for seq, step, value in drained.losses if not math.isfinite(value)]
     row = min(before or found, key=lambda row: (row.step, row.seq), default=None)
-    if losses and not scaled and (row is None or (losses[0][1], losses[0][0]) < (row.step, row.seq)):
-        return _of_loss(*losses[0][1:])
+    loss = next((entry for entry in drained.scalars if entry[2] == "loss" and not math.isfinite(entry[3])), None)
+    if loss is not None and not scaled and not before and (row is None or (loss[1], loss[0]) < (row.step, row.seq)):
+        return _of_loss(loss[1], loss[3])
     return None if row is None else _of_row(row, _statistics(row, drained))
+
+
+def skipped_steps(drained: Drained) -> list[int]:
+    """Steps that a fused optimizer skipped because a GradScaler told it of non-finite gradients."""
+    return [step for _, step, name, value in drained.scalars if name == "found_inf" and value > 0]
 
 
 def gradient_norm(drained: Drained) -> float | None:

@@ -55,15 +55,15 @@ class OutputHook(Hook):
 class InputHook(Hook):
     """Forward pre-hook of one module: its inputs, before the module can change them in place, and its masks."""
 
-    __slots__ = ("names", "path", "type")
+    __slots__ = ("names", "path")
 
-    def __init__(self, session: Session, path: str, module: nn.Module, names: tuple[str, ...]) -> None:
+    def __init__(self, session: Session, path: str, names: tuple[str, ...]) -> None:
         super().__init__(session)
-        self.path, self.type, self.names = path, type(module).__name__, names
+        self.path, self.names = path, names
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling() and self.session.recording:
-            self.session.module_called(self.path, self.type, named_arguments(self.names, args, kwargs))
+            self.session.module_called(self.path, named_arguments(self.names, args, kwargs))
 
 
 class PassBegins(Hook):

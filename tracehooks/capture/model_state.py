@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import optimizers, torch_internals
 from tracehooks.capture.optimizers import Optimizers
-from tracehooks.capture.parameters import Census, Held, UpdateProbe
+from tracehooks.capture.parameters import Census, Held, UpdateProbe, held_parameters
 from tracehooks.capture.recorder import Place, Recorder
 from tracehooks.core.config import Config
+from tracehooks.core.names import canonical
 
 Notice = tuple[str, str, str, dict[str, Any]]
 
@@ -28,6 +30,8 @@ class ModelState:
         self.optimizers = Optimizers(self.census.parameters)
         self._probe = UpdateProbe()
         self._recorded: set[tuple[str, int]] = set()
+        self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._descriptions: list[dict[str, Any]] = []
 
     def begin_step(self) -> None:
         """A new step: everything may be recorded once more."""
@@ -117,7 +121,8 @@ class ModelState:
             return
         own = {held.name: held.tensor for held in self.census.parameters}
         with torch.no_grad():
-            pairs = [(own[held.name], held.tensor) for held in Census(self._ema).parameters if held.name in own]
+            averages = {canonical(held.name): held.tensor for held in held_parameters(self._ema)}
+            pairs = [(own[name], average) for name, average in averages.items() if name in own]
             if pairs:
                 apart = _norm(a.detach().double() - b.detach().to(a.device).double() for a, b in pairs)
                 self._recorder.scalar("ema/distance", apart / _norm(a.detach().double() for a, _ in pairs), step=step)
@@ -131,10 +136,15 @@ class ModelState:
             parameter.grad = None
         return len(dropped)
 
-    def describe_optimizers(self) -> list[dict[str, Any]]:
-        """For run.json."""
+    def meet(self, optimizer: Optimizer) -> list[dict[str, Any]] | None:
+        """An optimizer steps: when it is the first time, what run.json says of all that have, else None."""
+        self.optimizers.add(optimizer)
+        if optimizer in self._met:
+            return None
         names = {id(held.tensor): held.name for held in self.census.parameters}
-        return [optimizers.describe(optimizer, names) for optimizer in self.optimizers.living()]
+        self._met.add(optimizer)
+        self._descriptions.append(optimizers.describe(optimizer, names))
+        return self._descriptions
 
     def _of(self, optimizer: Optimizer | None) -> list[Held]:
         if optimizer is None:

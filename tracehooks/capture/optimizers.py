@@ -26,12 +26,10 @@ class Optimizers:
         """The model's parameters changed."""
         self._ids |= {id(held.tensor) for held in parameters}
 
-    def add(self, optimizer: Optimizer) -> bool:
-        """Remember an optimizer; whether it was new."""
-        if any(ref() is optimizer for ref in self._known):
-            return False
-        self._known.append(weakref.ref(optimizer))
-        return True
+    def add(self, optimizer: Optimizer) -> None:
+        """Remember an optimizer."""
+        if not any(ref() is optimizer for ref in self._known):
+            self._known.append(weakref.ref(optimizer))
 
     def holds_ours(self, optimizer: Optimizer) -> bool:
         """Whether it holds a parameter of this model."""

@@ -62,8 +62,8 @@ class Drained(NamedTuple):
     batches: list[Batch]
     rows: list[Row]
     columns: dict[str, Array]
-    losses: list[tuple[int, int, float]]
-    """(seq, step, value) of each scalar named loss."""
+    scalars: list[tuple[int, int, str, float]]
+    """(seq, step, name, value)."""
 
 
 class Recorder:
@@ -110,7 +110,7 @@ class Recorder:
                 place,
                 self._name(dtype or values.dtype),
                 self._name(values.device),
-                tuple(values.shape if shape is None else shape),
+                _sizes(values.shape if shape is None else shape),
                 self._measure(values),
                 self.training,
             )
@@ -176,7 +176,6 @@ class Recorder:
         matrix = _gather(packed, self.spec.width)[[row.packed for row in rows]]
         columns: dict[str, Any] = stats.unpack(matrix, self.spec)
         scalars = _resolved(self._scalars)
-        losses = [(seq, step, value) for step, _, _, seq, name, value in scalars if name == "loss"]
         batches = [
             _tensors(rows, columns),
             _scalars(scalars),
@@ -185,12 +184,8 @@ class Recorder:
             _events(self._events),
         ]
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
-        return Drained([batch for batch in batches if len(batch)], rows, columns, losses)
-
-    def drain_events(self) -> list[Batch]:
-        """Only the events so far: for what is learned from a flush and belongs to it."""
-        events, self._events = self._events, []
-        return [_events(events)] if events else []
+        named = [(seq, step, name, value) for step, _, _, seq, name, value in scalars]
+        return Drained([batch for batch in batches if len(batch)], rows, columns, named)
 
     def _measure(self, x: Tensor) -> int:
         """Index of the packed statistics; a tensor that was just measured and not changed since is not read again."""
@@ -211,6 +206,11 @@ class Recorder:
         if name is None:
             name = self._names[what] = str(what).removeprefix("torch.")
         return name
+
+
+def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape in plain ints; -1 where a nested tensor is ragged."""
+    return tuple(size if type(size) is int else -1 for size in shape)
 
 
 def _version(x: Tensor) -> int:

@@ -12,20 +12,22 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from tracehooks.capture import findings, masks, torch_internals
+from tracehooks.capture import torch_internals
 from tracehooks.capture.clock import Clock
 from tracehooks.capture.edge import edge
 from tracehooks.capture.hooks import BackwardSeen, GradientHook
+from tracehooks.capture.inputs import Inputs
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.losses import Losses
 from tracehooks.capture.model_state import ModelState
+from tracehooks.capture.outbox import Outbox
 from tracehooks.capture.recorder import Place, Recorder
 from tracehooks.capture.steps import Steps
 from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.wiring import Wiring
 from tracehooks.core.config import Config
-from tracehooks.core.errors import NonFiniteError, UnwritableError
-from tracehooks.core.records import FirstNonFinite, Locator, Sink
+from tracehooks.core.errors import NonFiniteError
+from tracehooks.core.records import Locator, Sink
 from tracehooks.stats import Spec
 
 FLUSH_ROWS = 50_000
@@ -48,17 +50,17 @@ class Session:
         locator: Locator | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.config, self.sink, self.locator, self.say = config, sink, locator, say
+        self.config = config
         self.pid, self.lock, self.closed = os.getpid(), threading.RLock(), False
-        self.first: FirstNonFinite | None = None
         self.recorder = Recorder(Spec(config.hash, config.sketch, config.histogram))
+        self.outbox = Outbox(self.recorder, sink, config, locator, say)
         self.state = ModelState(root, config, self.recorder, ema)
+        self.inputs = Inputs(self.recorder, config)
         self.steps = Steps(self.state.optimizers.any)
         self.clock = Clock()
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
         self.paused = False
-        self._stopped = False
         self._depth = 0
         self._backward_depth = 0
         self._stepping: list[int] = []
@@ -68,9 +70,6 @@ class Session:
         self._root_called: set[bool] = set()
         self._handles: list[tuple[RemovableHandle, bool]] = []
         self._batch = 0
-        self._failures: dict[str, int] = {}
-        self._pending: list[Any] = []
-        self._poisoned = False
         self.recording = self.wants_outputs = False
 
     # ---- life
@@ -81,7 +80,6 @@ class Session:
         if optimizer is not None:
             self._meet(optimizer)
         SWITCHBOARD.connect(self)
-        self._note_refused()
         self._select_step()
 
     def close(self, status: str = "closed") -> None:
@@ -90,6 +88,7 @@ class Session:
             return
         if self.pid == os.getpid():
             self._last_words()
+            self.flush()  # writes what is known of an error in the last flush
         self.closed = True
         self.recording = self.wants_outputs = False
         SWITCHBOARD.disconnect(self)
@@ -100,7 +99,7 @@ class Session:
         self.state.release()
         self.wiring.release()
         if self.pid == os.getpid():
-            self._write_safely(lambda: self.sink.close(status))
+            self.outbox.close(status)
 
     @edge
     def _last_words(self) -> None:
@@ -123,7 +122,8 @@ class Session:
         self.clock.begin("forward" if self.recorder.training else "evaluation")
         self._orphan = None
         if self.recording:
-            self._record_inputs(arguments)
+            batch = self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
+            self._batch += batch if self.recorder.training else 0
         self.wants_outputs = self.recording
 
     @edge
@@ -134,7 +134,7 @@ class Session:
         self._depth -= 1
         if self._depth:
             return
-        self.wants_outputs = not self._stopped
+        self.wants_outputs = not self.outbox.stopped
         self.clock.end("forward" if self.recorder.training else "evaluation")
         if self.recorder.training:
             self._await_backward(output)
@@ -142,19 +142,12 @@ class Session:
             self._flush()
 
     @edge
-    def module_called(self, path: str, type: str, arguments: list[tuple[str, Any]]) -> None:
+    def module_called(self, path: str, arguments: list[tuple[str, Any]]) -> None:
         """A module other than the root is called: its inputs and masks."""
         module = self.wiring.paths.get(path)
         if module is None or torch_internals.graph_task_id() != -1 or torch_internals.tracing():
             return
-        if "masks" in self.config.record:
-            self._record_masks(path, module, arguments)
-        if "inputs" in self.config.record:
-            call = self._calls.get((path, False), 0)
-            for name, value in arguments:
-                for slot, tensor in leaves(value, f"input.{name}"):
-                    if not self.recorder.returned(tensor):
-                        self.recorder.tensor(tensor, Place("input", path, type, slot, call, self.steps.micro))
+        self.inputs.of_module(path, module, arguments, self._calls.get((path, False), 0), self.steps.micro)
 
     @edge
     def module_returned(self, path: str, type: str, output: Any) -> None:
@@ -206,24 +199,6 @@ class Session:
             self._orphan = path, training
         if training and not self.recording:
             self._await_backward(output)
-
-    def _record_inputs(self, arguments: list[tuple[str, Any]]) -> None:
-        micro, batch = self.steps.micro, 0
-        split = "train" if self.recorder.training else "validation"
-        type_name = type(self.wiring.root).__name__
-        if "masks" in self.config.record:
-            self._record_masks("", self.wiring.root, arguments)
-        for name, value in arguments:
-            for slot, tensor in leaves(value, f"input.{name}"):
-                self.recorder.tensor(tensor, Place("input", "", type_name, slot, 0, micro))
-                batch = batch or (tensor.shape[0] if tensor.ndim else 0)
-                if "samples" in self.config.record and tensor.ndim and tensor.shape[0] == batch:
-                    self.recorder.samples(tensor, slot.removeprefix("input."), split, micro)
-        self._batch += batch if self.recorder.training else 0
-
-    def _record_masks(self, path: str, module: nn.Module, arguments: list[tuple[str, Any]]) -> None:
-        for name, mask in masks.masks_among(arguments):
-            self.recorder.mask(mask, path, name, self.steps.micro, masks.convention(name, mask, module))
 
     # ---- backward
 
@@ -351,13 +326,7 @@ class Session:
         if self.recording:
             self.state.record_gradients("gradient", optimizer)
             self.state.record_parameters()
-        name = type(optimizer).__name__
-        self.recorder.event(
-            "optimizer_step_skipped",
-            "info",
-            f"GradScaler skipped the step of {name}: its gradients are not finite",
-            {"optimizer": name, "scale": _number(torch_internals.loss_scale(scaler))},
-        )
+        self.outbox.note_skipped(type(optimizer).__name__, self.steps.step)
         self._optimizer_done(optimizer)
 
     def _optimizer_done(self, optimizer: Optimizer) -> None:
@@ -367,13 +336,15 @@ class Session:
         self.clock.done()
 
     def _meet(self, optimizer: Optimizer) -> None:
-        if self.state.optimizers.add(optimizer):
-            self._write_safely(lambda: self.sink.update_info({"optimizers": self.state.describe_optimizers()}))
+        described = self.state.meet(optimizer)
+        if described is not None:
+            self.outbox.update_info({"optimizers": described})
 
     def _act_on_nonfinite(self, optimizer: Optimizer) -> None:
         if self.config.on_nonfinite not in ("raise", "skip") or self.losses.scaling:
             return
-        poisoned = self._drain(optimizer)
+        seen = self.outbox.first
+        poisoned = self.outbox.drain(False, *self._named(optimizer))
         if poisoned and self.config.on_nonfinite == "skip":
             dropped = self.state.drop_gradients(optimizer)
             self.recorder.event(
@@ -382,11 +353,10 @@ class Session:
                 f"dropped the gradients of {dropped} parameters",
                 {"parameters": dropped},
             )
-        elif self.first is not None and self.config.on_nonfinite == "raise" and (poisoned or not self._poisoned):
-            self._poisoned = True
+        elif self.config.on_nonfinite == "raise" and (poisoned or self.outbox.first is not seen):
             self._stepping.clear()
             self._flush()
-            raise NonFiniteError(self.first)
+            raise NonFiniteError(self.outbox.first)
 
     # ---- steps
 
@@ -421,7 +391,7 @@ class Session:
         self._select_step()
 
     def _select_step(self) -> None:
-        live = not (self.paused or self._stopped or self.closed)
+        live = not (self.paused or self.outbox.stopped or self.closed)
         self.recording = live and self.config.records(self.steps.step)
         self.wants_outputs = self.recording or (live and not self._depth)
 
@@ -445,17 +415,6 @@ class Session:
         for kind, severity, message, details in self.state.take_census(set(self.wiring.paths)):
             self.recorder.event(kind, severity, message, details)
         self.wiring.reconnect()
-        self._note_refused()
-
-    def _note_refused(self) -> None:
-        for path, reason in self.wiring.refused.items():
-            self.recorder.event(
-                "module_not_hooked",
-                "info",
-                f"{path or '(root)'} takes no hooks: {reason}",
-                {"reason": reason},
-                module=path,
-            )
 
     # ---- flushing
 
@@ -465,47 +424,12 @@ class Session:
         self._flush()
 
     def _flush(self, optimizer: Optimizer | None = None) -> None:
-        self._drain(optimizer)
-        pending, self._pending = self._pending, []
-        if pending and not self._stopped:
-            self._write_safely(lambda: self.sink.write(pending))
-
-    def _drain(self, optimizer: Optimizer | None) -> bool:
-        """Take what was measured to the host and judge it. Whether gradients of it are not finite."""
-        drained = self.recorder.drain()
-        self._pending += drained.batches
-        norm = findings.gradient_norm(drained)
-        if norm is not None:
-            suffix = self.state.optimizers.index(optimizer) if optimizer is not None else 0
-            self.recorder.scalar(f"grad_norm/{suffix}" if suffix else "grad_norm", norm)
-        if self.first is None:
-            self._note_first(findings.first_nonfinite(drained, self.losses.scaling))
-        self._pending += self.recorder.drain().batches
-        return findings.any_nonfinite_gradient(drained)
-
-    def _note_first(self, first: FirstNonFinite | None) -> None:
-        if first is None:
-            return
-        if self.locator is not None and self.config.on_nonfinite != "record":
-            first = self.locator.locate(first.step, first)
-        self.first = first
-        self.recorder.event(
-            "nonfinite", "error", first.message, first.to_details(), module=first.module, slot=None, step=first.step
-        )
-        if self.config.on_nonfinite != "record":
-            self.say(f"tracehooks: {first.message}")
-
-    def _write_safely(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except (UnwritableError, OSError) as error:
-            self._stop(str(error))
-
-    def _stop(self, reason: str) -> None:
-        if not self._stopped:
-            self._stopped = True
+        self.outbox.flush(self.losses.scaling, *self._named(optimizer))
+        if self.outbox.stopped:
             self._select_step()
-            self.say(f"tracehooks: recording stopped, training goes on: {reason}")
+
+    def _named(self, optimizer: Optimizer | None) -> tuple[str, int]:
+        return ("", 0) if optimizer is None else (type(optimizer).__name__, self.state.optimizers.index(optimizer))
 
     def took(self, seconds: float) -> None:
         """Count time that the recording took inside training steps."""
@@ -513,19 +437,5 @@ class Session:
             self.clock.add("recording", seconds)
 
     def failed(self, where: str, error: Exception) -> None:
-        """An error of the recording's own: said once, counted, an event."""
-        key = f"{where}: {type(error).__name__}"
-        self._failures[key] = self._failures.get(key, 0) + 1
-        if self._failures[key] == 1:
-            text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            self.recorder.event(
-                "recorder_error",
-                "warning",
-                f"error inside the recorder, in {where}: {text}",
-                {"where": where, "error": text, "count": 1},
-            )
-            self.say(f"tracehooks: error inside the recorder, in {where} ({text}); training goes on, it is said once")
-
-
-def _number(value: Tensor | float | None) -> float | None:
-    return None if value is None else float(value)
+        """An error of the recording's own."""
+        self.outbox.failed(where, error)

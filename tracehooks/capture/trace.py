@@ -27,7 +27,7 @@ class Trace:
     @property
     def path(self) -> Path | None:
         """The run's directory; None where the trace is kept in memory."""
-        return self._session.sink.path
+        return self._session.outbox.sink.path
 
     @property
     def step(self) -> int:
@@ -37,7 +37,7 @@ class Trace:
     @property
     def first_nonfinite(self) -> FirstNonFinite | None:
         """Where the first non-finite value was seen, None while there is none. It is known at the end of its step."""
-        return self._session.first
+        return self._session.outbox.first
 
     def scalar(self, name: str, value: float | Tensor) -> None:
         """Record a number of the current step. A 0-dim tensor is read when the step is written."""

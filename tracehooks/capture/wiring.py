@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -23,8 +24,6 @@ class Wiring:
         self.root = root
         self.paths: dict[str, nn.Module] = {}
         """Modules whose outputs are recorded."""
-        self.refused: dict[str, str] = {}
-        """Modules that take no hooks, and why."""
         self._handles: list[RemovableHandle] = []
 
     def connect(self) -> None:
@@ -58,7 +57,6 @@ class Wiring:
     def reconnect(self) -> None:
         """Hook the model as it is now."""
         self.disconnect()
-        self.refused = {}
         self.connect()
 
     def release(self) -> None:
@@ -69,11 +67,11 @@ class Wiring:
         try:
             self._handles.append(module.register_forward_hook(hook))
         except RuntimeError as error:  # a ScriptModule: opaque, its parents are recorded
-            self.refused[path] = str(error).splitlines()[0]
+            self._note_refused(path, error)
             return
         wants = self.session.config.record
         if module is not self.root and ("inputs" in wants or ("masks" in wants and select.takes_mask(module))):
-            before = InputHook(self.session, path, module, select.argument_names(module))
+            before = InputHook(self.session, path, select.argument_names(module))
             self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
 
     def _connect_root_entry(self, shared: bool) -> None:
@@ -91,8 +89,13 @@ class Wiring:
         else:
             self._try_root(lambda: self.root.register_forward_hook(hook, always_call=True))
 
-    def _try_root(self, register: object) -> None:
+    def _try_root(self, register: Callable[[], RemovableHandle]) -> None:
         try:
-            self._handles.append(register())  # type: ignore[operator]
+            self._handles.append(register())
         except RuntimeError as error:
-            self.refused[""] = str(error).splitlines()[0]
+            self._note_refused("", error)
+
+    def _note_refused(self, path: str, error: RuntimeError) -> None:
+        reason = str(error).splitlines()[0]
+        message = f"{path or '(root)'} takes no hooks: {reason}"
+        self.session.recorder.event("module_not_hooked", "info", message, {"reason": reason}, module=path)

@@ -205,11 +205,11 @@ EVENT_KINDS: dict[str, EventKind] = {
         ),
     ),
     "optimizer_step_skipped": EventKind(
-        "a GradScaler found non-finite gradients and skipped the update", ("optimizer", "scale")
+        "a GradScaler found non-finite gradients and skipped the update", ("optimizer",)
     ),
     "gradients_dropped": EventKind('gradients were dropped because of on_nonfinite="skip"', ("parameters",)),
     "recorder_error": EventKind(
-        "an error inside the recorder, caught; reported once, counted", ("where", "error", "count")
+        "an error inside the recorder, caught; said once for each place and kind", ("where", "error")
     ),
     "recording_stopped": EventKind("recording ended early; training went on", ("reason",)),
     "parameters_replaced": EventKind(

@@ -59,7 +59,7 @@ def attach(
     settings = resolve(options, config)
     root = unwrap(model)
     if (busy := _recording(root)) is not None:
-        raise AlreadyAttachedError(type(root).__name__, busy.sink.path)
+        raise AlreadyAttachedError(type(root).__name__, busy.outbox.sink.path)
     selected(root, settings)  # a pattern that matches nothing is refused before anything is created
     path = Path(out) if out is not None else default_path(root)
     rank, _ = identity.world()
