@@ -46,6 +46,7 @@ class Session:
         config: Config,
         sink: Sink,
         *,
+        first_step: int = 0,
         ema: nn.Module | None = None,
         locator: Locator | None = None,
         say: Callable[[str], None] = print,
@@ -56,7 +57,7 @@ class Session:
         self.outbox = Outbox(self.recorder, sink, config, locator, say)
         self.state = ModelState(root, config, self.recorder, ema)
         self.inputs = Inputs(self.recorder, config)
-        self.steps = Steps(self.state.optimizers.any)
+        self.steps = Steps(self.state.optimizers.any, first_step)
         self.clock = Clock()
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
@@ -80,6 +81,7 @@ class Session:
         if optimizer is not None:
             self._meet(optimizer)
         SWITCHBOARD.connect(self)
+        self.recorder.begin_step(self.steps.step)
         self._select_step()
 
     def close(self, status: str = "closed") -> None:

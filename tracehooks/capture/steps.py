@@ -12,8 +12,8 @@ from collections.abc import Callable
 class Steps:
     """Counts steps and the forward passes inside them."""
 
-    def __init__(self, has_optimizer: Callable[[], bool]) -> None:
-        self.step = 0
+    def __init__(self, has_optimizer: Callable[[], bool], first: int = 0) -> None:
+        self.step = first
         self.micro = 0
         self._has_optimizer = has_optimizer
         self._passes = 0

@@ -20,7 +20,7 @@ from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
 from tracehooks.core.config import Config, resolve
 from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError
-from tracehooks.storage import RunWriter
+from tracehooks.storage import RunWriter, open_run
 
 
 def attach(
@@ -66,7 +66,7 @@ def attach(
     info = identity.describe_run(model, settings)
     sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
     say = _silent if settings.quiet else _say
-    session = Session(root, settings, sink, ema=ema, say=say)
+    session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, say=say)
     try:
         session.connect(optimizer)
     except BaseException:
@@ -82,6 +82,12 @@ def default_path(root: nn.Module) -> Path:
     name = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{type(root).__name__}"
     candidates = (Path("runs") / (f"{name}-{i}" if i else name) for i in itertools.count())
     return next(path for path in candidates if not path.exists())
+
+
+def _next_step(path: Path, config: Config) -> int:
+    """The step after the last one of a run that is resumed, else 0."""
+    steps = open_run(path).steps if config.resume and (path / "run.json").exists() else []
+    return max(steps) + 1 if steps else 0
 
 
 def _recording(root: nn.Module) -> Session | None:
