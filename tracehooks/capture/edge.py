@@ -16,7 +16,7 @@ Rest = ParamSpec("Rest")
 class Guarded(Protocol):
     """What an edge needs of the object whose methods it guards."""
 
-    closed: bool
+    silent: bool
     pid: int
     lock: Any
 
@@ -31,12 +31,12 @@ G = TypeVar("G", bound=Guarded)
 
 
 def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
-    """A method that hooks call: silent once closed and in forked children, one thread at a time, its time counted, its
+    """A method that hooks call: does nothing while the session is silent and in forked children, one thread at a time, its time counted, its
     errors kept away from the run."""
 
     @functools.wraps(method)
     def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
-        if self.closed or self.pid != os.getpid():
+        if self.silent or self.pid != os.getpid():
             return
         start = time.perf_counter()
         try:

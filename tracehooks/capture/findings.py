@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,28 @@ MAY_BE_MASKED = ("input", "forward", "buffer", "probe", "optimizer")
 """Phases in which -inf alone is no finding: masks and log-space states are full of it."""
 
 
-def first_nonfinite(drained: Drained, scaled: bool) -> FirstNonFinite | None:
-    """The first row in execution order that holds a NaN or an infinity that is not a mask's.
+Seen = tuple[str, str, str]
+"""A site by phase, module and slot."""
+
+
+def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Seen, FirstNonFinite]]:
+    """Rows that hold a NaN or an infinity that is not a mask's, and losses, in execution order; parameters that were so
+    before the first step come first.
 
     Args:
         scaled: a GradScaler is at work: gradients that overflow are its business, not a finding.
     """
-    found = [row for row, bad in zip(drained.rows, _bad(drained, scaled), strict=True) if bad]
-    before = [row for row in found if row.step == 0 and row.place.phase == "parameter"]
-    row = min(before or found, key=lambda row: (row.step, row.seq), default=None)
-    loss = next((entry for entry in drained.scalars if entry[2] == "loss" and not math.isfinite(entry[3])), None)
-    if loss is not None and not scaled and not before and (row is None or (loss[1], loss[0]) < (row.step, row.seq)):
-        return _of_loss(loss[1], loss[3])
-    return None if row is None else _of_row(row, _statistics(row, drained))
+    found: list[tuple[tuple[int, ...], Seen, FirstNonFinite]] = []
+    for i, (row, bad) in enumerate(zip(drained.rows, _bad(drained, scaled), strict=True)):
+        if bad:
+            place = row.place
+            late = not (row.step == 0 and place.phase == "parameter")
+            seen = place.phase, place.module, place.slot
+            found.append(((late, row.step, row.seq), seen, _of_row(row, _statistics(i, drained))))
+    for seq, step, name, value in drained.scalars:
+        if name == "loss" and not math.isfinite(value) and not scaled:
+            found.append(((True, step, seq), ("loss", "", ""), _of_loss(step, value)))
+    yield from ((seen, first) for _, seen, first in sorted(found, key=lambda entry: entry[0]))
 
 
 def skipped_steps(drained: Drained) -> list[int]:
@@ -62,8 +71,8 @@ def _bad(drained: Drained, scaled: bool) -> NDArray[np.bool_]:
     return np.asarray(alarming, dtype=np.bool_)
 
 
-def _statistics(row: Row, drained: Drained) -> dict[str, Any]:
-    i = next(i for i, other in enumerate(drained.rows) if other is row)
+def _statistics(i: int, drained: Drained) -> dict[str, Any]:
+    row = drained.rows[i]
     names = ("count", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "rms", "absmax")
     values = {name: drained.columns[name][i].item() for name in names}
     finite = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}

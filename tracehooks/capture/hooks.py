@@ -77,7 +77,7 @@ class PassBegins(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.session.pass_begins(named_arguments(self.names, args, kwargs))
+            self.session.pass_begins(args, kwargs, named_arguments(self.names, args, kwargs))
 
 
 class PassEnds(Hook):
@@ -137,13 +137,17 @@ class GradientHook(Hook):
 
 
 class BackwardSeen(Hook):
-    """Tensor hook of the root's outputs: notes that a backward pass reached this model."""
+    """Tensor hook of one output of the root: notes that a backward pass reached this model, and with what."""
 
-    __slots__ = ()
+    __slots__ = ("micro", "slot")
+
+    def __init__(self, session: Session, micro: int, slot: str) -> None:
+        super().__init__(session)
+        self.micro, self.slot = micro, slot
 
     def __call__(self, gradient: Tensor) -> None:
         if not torch.compiler.is_compiling():
-            self.session.backward_reached()
+            self.session.backward_reached(self.micro, self.slot, gradient)
 
 
 def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

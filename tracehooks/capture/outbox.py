@@ -6,23 +6,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracehooks.capture import findings
-from tracehooks.capture.recorder import Recorder
+from tracehooks.capture.recorder import Drained, Recorder
 from tracehooks.core.config import Config
-from tracehooks.core.records import Batch, FirstNonFinite, Locator, Sink
+from tracehooks.core.records import Batch, FirstNonFinite, Sink
 
 
 class Outbox:
     """Flushes of one session, in order."""
 
     def __init__(
-        self, recorder: Recorder, sink: Sink, config: Config, locator: Locator | None, say: Callable[[str], None]
+        self,
+        recorder: Recorder,
+        sink: Sink,
+        config: Config,
+        locate: Callable[[FirstNonFinite], FirstNonFinite | None],
+        say: Callable[[str], None],
     ) -> None:
         self.sink, self.say = sink, say
         self.first: FirstNonFinite | None = None
         """The first non-finite value of the run, once seen."""
         self.stopped = False
         """Writing failed: nothing more is recorded, training goes on."""
-        self._recorder, self._config, self._locator = recorder, config, locator
+        self._recorder, self._config, self._locate = recorder, config, locate
+        self._dismissed: set[findings.Seen] = set()
         self._pending: list[Batch] = []
         self._failures: set[str] = set()
 
@@ -48,7 +54,7 @@ class Outbox:
         if norm is not None:
             self._recorder.scalar(f"grad_norm/{number}" if number else "grad_norm", norm)
         if self.first is None:
-            self._note_first(findings.first_nonfinite(drained, scaled))
+            self._look_for_first(drained, scaled)
         self._pending += self._recorder.drain().batches
         return findings.any_nonfinite_gradient(drained)
 
@@ -76,11 +82,18 @@ class Outbox:
             self._recorder.event("recorder_error", "warning", message, {"where": where, "error": text})
             self.say(f"tracehooks: {message}; training goes on, this is said once")
 
-    def _note_first(self, first: FirstNonFinite | None) -> None:
-        if first is None:
-            return
-        if self._locator is not None and self._config.on_nonfinite != "record":
-            first = self._locator.locate(first.step, first)
+    def _look_for_first(self, drained: Drained, scaled: bool) -> None:
+        """Sites whose values turned out to be nobody's concern (a NaN that is never used) are not asked about again."""
+        for seen, first in findings.nonfinite(drained, scaled):
+            if seen in self._dismissed:
+                continue
+            located = self._locate(first)
+            if located is not None:
+                self._note_first(located)
+                return
+            self._dismissed.add(seen)
+
+    def _note_first(self, first: FirstNonFinite) -> None:
         self.first = first
         details = first.to_details()
         self._recorder.event("nonfinite", "error", first.message, details, module=first.module, step=first.step)

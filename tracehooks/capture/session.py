@@ -27,7 +27,7 @@ from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.wiring import Wiring
 from tracehooks.core.config import Config
 from tracehooks.core.errors import NonFiniteError
-from tracehooks.core.records import Locator, Sink
+from tracehooks.core.records import FirstNonFinite, Locator, Sink
 from tracehooks.stats import Spec
 
 FLUSH_ROWS = 50_000
@@ -52,9 +52,11 @@ class Session:
         say: Callable[[str], None] = print,
     ) -> None:
         self.config = config
-        self.pid, self.lock, self.closed = os.getpid(), threading.RLock(), False
+        self.pid, self.lock = os.getpid(), threading.RLock()
+        self.closed = self.silent = False
         self.recorder = Recorder(Spec(config.hash, config.sketch, config.histogram))
-        self.outbox = Outbox(self.recorder, sink, config, locator, say)
+        self._locator = locator if config.on_nonfinite != "record" else None
+        self.outbox = Outbox(self.recorder, sink, config, self._locate, say)
         self.state = ModelState(root, config, self.recorder, ema)
         self.inputs = Inputs(self.recorder, config)
         self.steps = Steps(self.state.optimizers.any, first_step)
@@ -91,7 +93,9 @@ class Session:
         if self.pid == os.getpid():
             self._last_words()
             self.flush()  # writes what is known of an error in the last flush
-        self.closed = True
+        self.closed = self.silent = True
+        if self._locator is not None:
+            self._locator.close()
         self.recording = self.wants_outputs = False
         SWITCHBOARD.disconnect(self)
         self.wiring.disconnect()
@@ -111,8 +115,8 @@ class Session:
     # ---- forward
 
     @edge
-    def pass_begins(self, arguments: list[tuple[str, Any]]) -> None:
-        """The root is called."""
+    def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[tuple[str, Any]]) -> None:
+        """The root is called; ``arguments`` are the same by name."""
         if torch_internals.graph_task_id() != -1 or torch_internals.tracing():
             return
         self._depth += 1
@@ -127,6 +131,8 @@ class Session:
             batch = self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
             self._batch += batch if self.recorder.training else 0
         self.wants_outputs = self.recording
+        if self._locator is not None:
+            self._locator.pass_begins(args, kwargs, self.steps.micro)
 
     @edge
     def pass_ends(self, output: Any) -> None:
@@ -141,7 +147,9 @@ class Session:
         if self.recorder.training:
             self._await_backward(output)
         else:
-            self._flush()
+            self._flush()  # judged while the pass can still be run again
+        if self._locator is not None:
+            self._locator.pass_ends(output)
 
     @edge
     def module_called(self, path: str, arguments: list[tuple[str, Any]]) -> None:
@@ -213,9 +221,11 @@ class Session:
             self.recorder.tensor(gradient, place)
 
     @edge
-    def backward_reached(self) -> None:
-        """A gradient reached the root's output."""
+    def backward_reached(self, micro: int, slot: str, gradient: Tensor) -> None:
+        """The gradient of one of the root's outputs arrived."""
         self._backward_reached()
+        if self._locator is not None:
+            self._locator.output_gradient(micro, slot, gradient)
 
     @edge
     def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
@@ -224,6 +234,8 @@ class Session:
         if self._backward_depth == 1:
             self.clock.begin("backward")
             self.losses.backward_begins(tensors)
+            if self._locator is not None:
+                self._locator.backward_begins(tensors)
 
     @edge
     def backward_ends(self) -> None:
@@ -233,6 +245,8 @@ class Session:
             return
         self.clock.end("backward")
         self._forget_handles()
+        if self._locator is not None:
+            self._locator.backward_ends()
         if not self.losses.backward_ends(self.steps.micro):
             return  # it was another model's
         self._orphan = None
@@ -252,9 +266,9 @@ class Session:
         self.steps.backward_seen()
 
     def _await_backward(self, output: Any) -> None:
-        for _, tensor in leaves(output, "output"):
+        for slot, tensor in leaves(output, "output"):
             if tensor.requires_grad and torch.is_grad_enabled():
-                self._watch(tensor, BackwardSeen(self))
+                self._watch(tensor, BackwardSeen(self, self.steps.micro, slot))
 
     def _watch(self, tensor: Tensor, hook: GradientHook | BackwardSeen) -> None:
         # reading grad_fn first brings a stale view's node up to date; without it register_hook can crash the process
@@ -286,6 +300,8 @@ class Session:
             self._begin_step()
         self.clock.begin("optimizer")
         self._orphan = None
+        if self._locator is not None:
+            self._locator.update_begins(optimizer)
         if not self.recording:
             return
         if not closure:
@@ -343,19 +359,16 @@ class Session:
             self.outbox.update_info({"optimizers": described})
 
     def _act_on_nonfinite(self, optimizer: Optimizer) -> None:
-        if self.config.on_nonfinite not in ("raise", "skip") or self.losses.scaling:
+        """Before the parameters are touched: afterwards the step could not be run again."""
+        mode, seen = self.config.on_nonfinite, self.outbox.first
+        if mode == "record":
             return
-        seen = self.outbox.first
-        poisoned = self.outbox.drain(False, *self._named(optimizer))
-        if poisoned and self.config.on_nonfinite == "skip":
+        poisoned = self.outbox.drain(self.losses.scaling, *self._named(optimizer)) and not self.losses.scaling
+        if poisoned and mode == "skip":
             dropped = self.state.drop_gradients(optimizer)
-            self.recorder.event(
-                "gradients_dropped",
-                "warning",
-                f"dropped the gradients of {dropped} parameters",
-                {"parameters": dropped},
-            )
-        elif self.config.on_nonfinite == "raise" and (poisoned or self.outbox.first is not seen):
+            text = f"dropped the gradients of {dropped} parameters"
+            self.recorder.event("gradients_dropped", "warning", text, {"parameters": dropped})
+        elif mode == "raise" and (poisoned or self.outbox.first is not seen):
             self._stepping.clear()
             self._flush()
             raise NonFiniteError(self.outbox.first)
@@ -390,6 +403,8 @@ class Session:
     def _begin_step(self) -> None:
         self.recorder.begin_step(self.steps.step)
         self.state.begin_step()
+        if self._locator is not None:
+            self._locator.step_begins()
         self._select_step()
 
     def _select_step(self) -> None:
@@ -432,6 +447,16 @@ class Session:
 
     def _named(self, optimizer: Optimizer | None) -> tuple[str, int]:
         return ("", 0) if optimizer is None else (type(optimizer).__name__, self.state.optimizers.index(optimizer))
+
+    def _locate(self, seen: FirstNonFinite) -> FirstNonFinite | None:
+        """Ask the locator, whose replay our own hooks must not record."""
+        if self._locator is None:
+            return seen
+        self.silent = True
+        try:
+            return self._locator.locate(seen.step, seen)
+        finally:
+            self.silent = False
 
     def took(self, seconds: float) -> None:
         """Count time that the recording took inside training steps."""

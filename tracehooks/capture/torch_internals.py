@@ -6,6 +6,7 @@ Checked on torch 2.6 to 2.13; tests/capture/test_torch_internals.py says what ea
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,12 +33,62 @@ _get_unwrapped = _lookup(torch, "_C._functorch.get_unwrapped")
 _dispatch_modes = _lookup(torch, "_C._len_torch_dispatch_stack", lambda: 0)
 _function_modes = _lookup(torch, "_C._len_torch_function_stack", lambda: 0)
 _tracing_state = _lookup(torch, "_C._get_tracing_state")
+_current_node = _lookup(torch, "_C._current_autograd_node")
+_next_sequence = _lookup(torch, "_C._autograd._get_sequence_nr", lambda: 0)
 _disable_function = _lookup(torch, "_C.DisableTorchFunction", contextlib.nullcontext)
 
 
 def graph_task_id() -> int:
     """Number of the backward pass that this thread is in; -1 outside of one."""
     return int(_graph_task_id())
+
+
+def current_node() -> tuple[str | None, int]:
+    """Name and sequence number of the autograd node that runs now; (None, -1) outside of one."""
+    node = _current_node()
+    return (None, -1) if node is None else (node.name(), node._sequence_nr())
+
+
+def sequence_of(node: Any) -> int:
+    """Sequence number of an autograd node: which op made it."""
+    return int(node._sequence_nr())
+
+
+def push_mode(mode: Any) -> None:
+    """Put a dispatch mode on top of the stack."""
+    from torch.utils._python_dispatch import _push_mode
+
+    _push_mode(mode)
+
+
+def remove_mode(mode: Any) -> None:
+    """Take a dispatch mode off the stack wherever it is by now; the others stay in order."""
+    from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+    above = []
+    while _dispatch_modes():
+        top = _pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def anything_compiled() -> bool:
+    """Whether torch.compile was used in this process: under a dispatch mode compiled code would run uncompiled."""
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(backend is not None for backend in backends.values())
+
+
+def last_sequence() -> int:
+    """Sequence number of the autograd node that was made last on this thread."""
+    return int(_next_sequence()) - 1
+
+
+def storage_key(x: Tensor) -> int:
+    """Identity of the memory that a tensor and its views share, as long as it lives."""
+    return int(x.untyped_storage()._cdata)
 
 
 def tracing() -> bool:

@@ -140,10 +140,34 @@ class FirstNonFinite:
 
 
 class Locator(Protocol):
-    """Given what a step captured, says where the first non-finite value was born."""
+    """Keeps what a step needs to be looked at again, and says where its first non-finite value was born."""
 
-    def locate(self, step: int, seen: FirstNonFinite) -> FirstNonFinite:
-        """Refine what the recorded rows show (module and phase) to op, line and cause."""
+    def step_begins(self) -> None:
+        """A new step: forget the last one."""
+
+    def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
+        """The root is called."""
+
+    def pass_ends(self, output: Any) -> None:
+        """It returned."""
+
+    def output_gradient(self, micro: int, slot: str, gradient: Any) -> None:
+        """The gradient of one of its outputs arrived."""
+
+    def backward_begins(self, tensors: Any) -> None:
+        """Backward starts from these."""
+
+    def backward_ends(self) -> None:
+        """It is over."""
+
+    def update_begins(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+
+    def locate(self, step: int, seen: FirstNonFinite) -> FirstNonFinite | None:
+        """Refine what the recorded rows show (module and phase) to op, line and cause; None when it is no finding."""
+
+    def close(self) -> None:
+        """Let go of the model."""
 
 
 @dataclass(frozen=True)

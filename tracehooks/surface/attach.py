@@ -20,6 +20,7 @@ from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
 from tracehooks.core.config import Config, resolve
 from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError
+from tracehooks.locate.locator import StepLocator
 from tracehooks.storage import RunWriter, open_run
 
 
@@ -66,7 +67,9 @@ def attach(
     info = identity.describe_run(model, settings)
     sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
     say = _silent if settings.quiet else _say
-    session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, say=say)
+    session = Session(
+        root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=StepLocator(root), say=say
+    )
     try:
         session.connect(optimizer)
     except BaseException:

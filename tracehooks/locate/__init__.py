@@ -1,0 +1,1 @@
+"""Where the first non-finite value was born: which op, in which module, on which line, and why."""

@@ -1,0 +1,421 @@
+"""Why an op made something non-finite: a tag, one plain sentence, the next check.
+
+Told from the op and from its operands as they were. Tags are listed in docs/causes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tracehooks import stats
+
+
+class Cause(NamedTuple):
+    """A tag, a sentence with the numbers, and what to check or change."""
+
+    tag: str
+    sentence: str
+    next_check: str
+
+
+class Case(NamedTuple):
+    """An op that made something non-finite, with its operands; in-place ops with what they overwrote."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: tuple[Tensor, ...]
+    """Floating operands as they were before the op ran."""
+    output: Tensor | None
+    makers: tuple[str, ...] = ()
+    """The op that made each floating operand, empty where none was seen."""
+
+
+Rule = Callable[[Case], Cause | None]
+
+
+def cause_of(case: Case) -> Cause:
+    """The first rule for this op that applies, else what can be said of any op."""
+    for rule in (*_RULES.get(case.name, ()), _overflow):
+        found = rule(case)
+        if found is not None:
+            return found
+    return Cause("unknown", f"{case.name} made it of finite values", "look at the operands listed above")
+
+
+def case_of(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    copies: tuple[Any, ...] = (),
+    makers: tuple[str, ...] = (),
+) -> Case:
+    """A case from what a dispatch mode sees. ``copies`` are the operands before an in-place op."""
+    floating = tuple(x for x in args if isinstance(x, Tensor) and x.is_floating_point())
+    lists = tuple(x for arg in args if isinstance(arg, list | tuple) for x in arg if isinstance(x, Tensor))
+    first = output if isinstance(output, Tensor) else next((x for x in _flat(output) if isinstance(x, Tensor)), None)
+    return Case(func.overloadpacket.__name__.rstrip("_"), args, kwargs, copies or floating + lists, first, makers)
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else ()
+
+
+# ---- rules
+
+
+def _softmax(case: Case) -> Cause | None:
+    x, dim = case.tensors[0], int(case.args[1]) if len(case.args) > 1 else -1
+    masked = int((x == -torch.inf).all(dim).sum()) if x.ndim else 0
+    if not masked:
+        return None
+    rows = x.numel() // max(1, x.shape[dim])
+    return Cause(
+        "fully_masked_row",
+        f"softmax over rows in which every position is masked: -inf entirely in {masked:,} of {rows:,} rows",
+        "give such rows one position to attend to, or leave them out and zero their result",
+    )
+
+
+def _fused_attention(case: Case) -> Cause | None:
+    masks = [x for x in case.args if isinstance(x, Tensor) and x.dtype == torch.bool]
+    additive = [x for x in case.tensors[3:] if x.ndim and bool((x == -torch.inf).all(-1).any())]
+    if additive or any(bool(mask.all(-1).any()) for mask in masks if mask.ndim):
+        return Cause(
+            "fully_masked_row",
+            "attention over a row in which every key is masked",
+            "give such rows one position to attend to, or leave them out of the batch",
+        )
+    return None
+
+
+def _logsumexp(case: Case) -> Cause | None:
+    x = case.tensors[0]
+    dims = case.args[1] if len(case.args) > 1 else -1
+    if bool((x == -torch.inf).all(dims[0] if isinstance(dims, list | tuple) else int(dims)).any()):
+        return Cause("logsumexp_all_neg_inf", "logsumexp over -inf only", "keep one finite element in each reduced row")
+    return None
+
+
+def _exp(case: Case) -> Cause | None:
+    x = case.tensors[0]
+    largest, limit = float(_finite(x).max()), torch.finfo(x.dtype).max
+    return Cause(
+        "exp_overflow",
+        f"exp of {largest:.6g} is more than {_dtype(x)} holds ({limit:.4g}, the exponential of {_log(limit):.4g})",
+        "clamp the exponent, or work with its logarithm",
+    )
+
+
+def _log(value: float) -> float:
+    return float(torch.log(torch.tensor(value, dtype=torch.float64)))
+
+
+def _logarithm(case: Case) -> Cause | None:
+    x = case.tensors[0] + (1 if case.name == "log1p" else 0)
+    zeros, negative = int((x == 0).sum()), int((x < 0).sum())
+    if negative:
+        sentence = f"{case.name} of negative values, the smallest {float(_finite(case.tensors[0]).min()):.6g}"
+        return Cause("log_of_negative", sentence, "clamp its argument above zero")
+    if zeros:
+        return Cause(
+            "log_of_zero",
+            f"{case.name} of zero in {zeros:,} elements",
+            "clamp its argument above zero, or use log_softmax",
+        )
+    return None
+
+
+def _division(case: Case) -> Cause | None:
+    divisor = _operand(case, 1)
+    if divisor is None:
+        return None
+    zero = divisor == 0
+    count = int(zero.sum()) if isinstance(zero, Tensor) else int(zero)
+    if not count:
+        return None
+    numerator = _operand(case, 0)
+    both = bool(((numerator == 0) & zero).any()) if isinstance(numerator, Tensor) else False
+    whole = divisor.numel() if isinstance(divisor, Tensor) else 1
+    what = "0/0" if both else "division by zero"
+    integral = isinstance(divisor, Tensor) and not divisor.is_floating_point()
+    if integral and whole == 1:
+        return Cause(
+            "empty_mask",
+            f"{what}: a count of elements is zero, so a mean is taken over nothing",
+            "skip such a batch, or divide by the count clamped to at least one",
+        )
+    tag = "division_by_zero"
+    if isinstance(divisor, Tensor) and divisor.ndim and divisor.shape[-1] == 1 and both:
+        tag = _normaliser(case.makers[1] if len(case.makers) > 1 else "")
+    return Cause(
+        tag,
+        f"{what} in {count:,} of {whole:,} divisors",
+        "add a small epsilon to the divisor or clamp it away from zero",
+    )
+
+
+def _normaliser(maker: str) -> str:
+    """A divisor that belongs to one row each, by the op that made it: a vector's norm, or a sum of weights."""
+    if "norm" in maker or maker.startswith("aten.sqrt"):
+        return "division_by_zero_norm"
+    return "zero_attention_normaliser" if any(op in maker for op in ("mm", "sum", "mv")) else "division_by_zero"
+
+
+def _std(case: Case) -> Cause | None:
+    x = case.tensors[0]
+    dims = case.args[1] if len(case.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else list(dims) if dims else list(range(x.ndim))
+    count = 1
+    for dim in dims:
+        count *= x.shape[dim]
+    if count <= 1:
+        return Cause(
+            "std_of_single_element",
+            f"unbiased {case.name} over {count} element: its divisor is zero",
+            "use correction=0, or leave out sequences of length one",
+        )
+    return None
+
+
+def _mean(case: Case) -> Cause | None:
+    if case.tensors and case.tensors[0].numel() == 0:
+        return Cause("empty_reduction", f"{case.name} over an empty tensor", "skip empty selections")
+    return None
+
+
+def _nll(case: Case) -> Cause | None:
+    target = next((x for x in case.args if isinstance(x, Tensor) and not x.is_floating_point()), None)
+    ignore = next((x for x in reversed(case.args) if isinstance(x, int) and not isinstance(x, bool)), -100)
+    if target is not None and bool((target == ignore).all()):
+        return Cause(
+            "empty_mask",
+            f"every one of the {target.numel():,} targets is ignored (index {ignore}): a mean over nothing",
+            "skip such a batch, or keep at least one supervised target in it",
+        )
+    return None
+
+
+def _ctc(case: Case) -> Cause | None:
+    lengths = [x for x in case.args if isinstance(x, Tensor | list | tuple)][-2:]
+    if len(lengths) == 2:
+        inputs, targets = (torch.as_tensor(x).cpu() for x in lengths)
+        longer = inputs.shape == targets.shape and bool((targets > inputs).any())
+        return Cause(
+            "ctc_target_longer_than_input",
+            "a target cannot be aligned to its input: it is longer, or repeats leave no room for blanks"
+            if longer
+            else "a target with its repeats does not fit into its input",
+            "drop or pad such samples, or use zero_infinity=True",
+        )
+    return None
+
+
+def _batch_norm(case: Case) -> Cause | None:
+    x = case.tensors[0]
+    largest = float(_finite(x).abs().max()) if x.numel() else 0.0
+    return Cause(
+        "variance_overflow",
+        f"the variance of values up to {largest:.4g} is more than {_dtype(x)} holds",
+        "look for a corrupt sample, and clamp or drop it before it enters the running statistics",
+    )
+
+
+def _domain(tag: str, sentence: str, inside: Callable[[Tensor], Tensor]) -> Rule:
+    def rule(case: Case) -> Cause | None:
+        outside = ~inside(case.tensors[0])
+        if not bool(outside.any()):
+            return None
+        return Cause(tag, f"{sentence} in {int(outside.sum()):,} elements", "clamp the argument into the domain")
+
+    return rule
+
+
+def _overflow(case: Case) -> Cause | None:
+    """Finite operands, an infinite result: more than the dtype holds."""
+    x = case.output
+    if x is None or not x.is_floating_point() or not bool(torch.isinf(x).any()):
+        return None
+    if any(not bool(torch.isfinite(t).all()) for t in case.tensors if t.is_floating_point()):
+        return None
+    limit = torch.finfo(x.dtype).max
+    largest = max((float(t.abs().max()) for t in case.tensors if t.numel()), default=0.0)
+    tag = "fp16_overflow" if x.dtype == torch.float16 else "overflow"
+    next_check = (
+        "compute this layer in float32 or bfloat16, or scale its input down"
+        if x.dtype == torch.float16
+        else "look for the value that grew: weights, learning rate, an unscaled input"
+    )
+    return Cause(
+        tag, f"the result is more than {_dtype(x)} holds ({limit:.6g}); operands go up to {largest:.6g}", next_check
+    )
+
+
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "_softmax": (_softmax,),
+    "_log_softmax": (_softmax,),
+    "_safe_softmax": (_softmax,),
+    "_masked_softmax": (_fused_attention,),
+    "_transformer_encoder_layer_fwd": (_fused_attention,),
+    "_native_multi_head_attention": (_fused_attention,),
+    "_scaled_dot_product_flash_attention_for_cpu": (_fused_attention,),
+    "_scaled_dot_product_efficient_attention": (_fused_attention,),
+    "logsumexp": (_logsumexp,),
+    "exp": (_exp,),
+    "exp2": (_exp,),
+    "expm1": (_exp,),
+    "sinh": (_exp,),
+    "cosh": (_exp,),
+    "log": (_logarithm,),
+    "log2": (_logarithm,),
+    "log10": (_logarithm,),
+    "log1p": (_logarithm,),
+    "div": (_division,),
+    "true_divide": (_division,),
+    "reciprocal": (lambda case: _zero_operand(case, 0, "division by zero"),),
+    "rsqrt": (lambda case: _zero_operand(case, 0, "reciprocal square root of zero"),),
+    "std": (_std,),
+    "var": (_std,),
+    "var_mean": (_std,),
+    "std_mean": (_std,),
+    "mean": (_mean,),
+    "nll_loss_forward": (_nll,),
+    "nll_loss2d_forward": (_nll,),
+    "_ctc_loss": (_ctc,),
+    "native_batch_norm": (_batch_norm,),
+    "_native_batch_norm_legit": (_batch_norm,),
+    "cudnn_batch_norm": (_batch_norm,),
+    "_batch_norm_with_update": (_batch_norm,),
+    "sqrt": (_domain("sqrt_of_negative", "square root of negative values", lambda x: x >= 0),),
+    "acos": (_domain("acos_at_domain_edge", "arc cosine of values beyond 1", lambda x: x.abs() <= 1),),
+    "asin": (_domain("acos_at_domain_edge", "arc sine of values beyond 1", lambda x: x.abs() <= 1),),
+    "atanh": (_domain("atanh_at_domain_edge", "inverse tanh at or beyond 1", lambda x: x.abs() < 1),),
+    "pow": (_domain("pow_of_negative", "a power of negative values or of zero", lambda x: x > 0),),
+}
+"""Rules by op, tried in order. An op in `_RULES` without a rule that applies may still have overflowed."""
+
+BACKWARD: dict[str, Cause] = {
+    "SqrtBackward0": Cause(
+        "sqrt_at_zero", "the derivative of the square root is infinite at zero", "add an epsilon inside the square root"
+    ),
+    "PowBackward0": Cause(
+        "pow_at_zero",
+        "the derivative of a power below one is infinite at zero",
+        "add an epsilon to the base or clamp it",
+    ),
+    "PowBackward1": Cause("pow_at_zero", "the derivative of a power with a zero base", "clamp the base away from zero"),
+    "AcosBackward0": Cause(
+        "acos_at_domain_edge", "the derivative of acos is infinite at ±1", "clamp its argument inside ±1"
+    ),
+    "AsinBackward0": Cause(
+        "acos_at_domain_edge", "the derivative of asin is infinite at ±1", "clamp its argument inside ±1"
+    ),
+    "LinalgSvdBackward0": Cause(
+        "repeated_singular_values",
+        "the derivative of the SVD divides by differences of squared singular values, and two of them are equal",
+        "add noise to the matrix, or avoid the gradient of singular vectors",
+    ),
+    "LinalgEighBackward0": Cause(
+        "repeated_singular_values", "the derivative of eigenvectors divides by differences of eigenvalues", "add noise"
+    ),
+    "DivBackward0": Cause(
+        "division_by_zero", "the derivative of a quotient divides by its divisor, zero here", "clamp the divisor"
+    ),
+    "LogBackward0": Cause("log_of_zero", "the derivative of the logarithm is infinite at zero", "clamp its argument"),
+    "LinalgVectorNormBackward0": Cause("sqrt_at_zero", "the derivative of a norm at a zero vector", "add an epsilon"),
+    "NormBackward0": Cause("sqrt_at_zero", "the derivative of a norm at a zero vector", "add an epsilon"),
+    "StdBackward0": Cause("std_of_single_element", "the derivative of a standard deviation of zero", "add an epsilon"),
+    "ReciprocalBackward0": Cause("division_by_zero", "the derivative of a reciprocal at zero", "clamp its argument"),
+    "RsqrtBackward0": Cause("division_by_zero", "the derivative of 1/sqrt at zero", "add an epsilon"),
+}
+"""Autograd nodes whose derivative is not defined everywhere their op is."""
+
+MASKED_BRANCH = Cause(
+    "masked_branch_gradient",
+    "torch.where hides the branch in the forward pass, but its gradient is computed all the same: zero times infinity",
+    "choose the argument with where first, so that the op never sees the values that where hides",
+)
+
+
+UNINITIALISED = Cause(
+    "uninitialised_parameter",
+    "a parameter is not finite before the first step",
+    "initialise it: torch.empty holds whatever was in memory",
+)
+BAD_INPUT = Cause("nonfinite_input", "it came into the model with its input", "look at this sample where it is loaded")
+POISONED = Cause(
+    "poisoned_parameter", "a parameter was not finite before this pass", "look at the step that changed it"
+)
+
+
+def clipped(cause: Cause, names: tuple[str, ...]) -> Cause:
+    """An infinite gradient that clipping by its infinite norm spread."""
+    return Cause(
+        "clip_with_infinite_norm",
+        f"{cause.sentence}; clipping by the infinite norm made NaN of it in {', '.join(names)} and zero of every other gradient",
+        f"{cause.next_check}; clip with error_if_nonfinite=True",
+    )
+
+
+def adam_eps(dtype: torch.dtype, eps: float) -> Cause:
+    """Adam's epsilon is zero in the parameters' dtype."""
+    return Cause(
+        "adam_eps_underflow",
+        f"eps={eps:g} is zero in {str(dtype).removeprefix('torch.')}, and the second moment underflowed, so the update "
+        "divides by zero",
+        "keep the parameters or the optimizer's state in float32, or raise eps",
+    )
+
+
+def backward_cause(node: str) -> Cause | None:
+    """What is known of an autograd node whose gradient was the first that is not finite."""
+    return BACKWARD.get(node)
+
+
+def _zero_operand(case: Case, index: int, what: str) -> Cause | None:
+    x = _operand(case, index)
+    count = int((x == 0).sum()) if isinstance(x, Tensor) else 0
+    return Cause("division_by_zero", f"{what} in {count:,} elements", "add an epsilon") if count else None
+
+
+def _operand(case: Case, index: int) -> Any:
+    """An operand by position, as it was before an in-place op."""
+    if index < len(case.args):
+        value = case.args[index]
+        return (
+            case.tensors[0]
+            if index == 0 and case.tensors and isinstance(value, Tensor) and value.is_floating_point()
+            else value
+        )
+    return case.tensors[index] if index < len(case.tensors) else None
+
+
+def _finite(x: Tensor) -> Tensor:
+    wide = x.detach().to(torch.float64)
+    kept = wide[torch.isfinite(wide)]
+    return kept if kept.numel() else wide.new_zeros(1)
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def describe_tensor(x: Tensor, batch: int | None = None) -> dict[str, Any]:
+    """A tensor in numbers: dtype, shape, statistics, the first elements that are not finite and their samples."""
+    columns = stats.unpack(stats.summarize(x, stats.Spec(hash=False)).cpu().numpy()[None], stats.Spec(hash=False))
+    numbers: dict[str, Any] = {name: column[0].item() for name, column in columns.items() if column is not None}
+    numbers = {name: None if value != value else value for name, value in numbers.items()}
+    bad = (
+        torch.nonzero(~torch.isfinite(x.detach()))
+        if x.is_floating_point() and x.element_size() > 1
+        else torch.zeros(0, 1)
+    )
+    described = {"dtype": _dtype(x), "shape": list(x.shape), **numbers, "first_bad": bad[:8].tolist()}
+    if batch is not None and x.ndim and x.shape[0] == batch:
+        described["samples"] = sorted({int(i) for i in bad[:, 0].unique()})[:32]
+    return described

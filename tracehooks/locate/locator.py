@@ -1,0 +1,251 @@
+"""The locator: keeps what a step needs to be looked at again, and says where its first non-finite value was born."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from tracehooks.capture.leaves import leaves
+from tracehooks.capture.parameters import Held, held_buffers, held_parameters
+from tracehooks.core.records import FirstNonFinite
+from tracehooks.locate import answers, causes
+from tracehooks.locate.chain import Birth, birth
+from tracehooks.locate.loss import LossWatch
+from tracehooks.locate.ops import Details, Op, OpMode, Place, user_place
+from tracehooks.locate.replay import Pass, Replay
+from tracehooks.locate.update import rerun_update
+
+MAX_PASSES = 64
+"""Forward passes of one step that are kept to be run again; the arguments of later ones are not held."""
+
+Answer = FirstNonFinite | None
+
+
+class StepLocator:
+    """Implements `core.records.Locator` for one model.
+
+    The places where a value can be born are looked at in the order in which a step runs: forward passes, loss, backward
+    outside the model, backward inside it, clipping, buffers, the update. The first that is damaged answers.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._passes: list[Pass] = []
+        self._replays: dict[int, Replay] = {}
+        self._loss = LossWatch(self._describe)
+        self._loss_value: Tensor | None = None
+        self._update: tuple[Optimizer, Place | None] | None = None
+        self._batch: int | None = None
+
+    # ---- what the session tells
+
+    def step_begins(self) -> None:
+        """Forget the last step."""
+        self._passes.clear()
+        self._replays.clear()
+        self._loss.forget()
+        self._loss_value = self._update = None
+
+    def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
+        """The root is called."""
+        self._loss.leave()
+        if len(self._passes) < MAX_PASSES:
+            self._passes.append(Pass(self._root, args, kwargs, micro))
+        first = next((tensor for _, tensor in leaves((args, kwargs), "") if tensor.ndim), None)
+        self._batch = first.shape[0] if first is not None else None
+
+    def pass_ends(self, output: Any) -> None:
+        """It returned. Where gradients are on, what follows is the loss; an evaluation pass is over with it."""
+        if torch.is_grad_enabled():
+            self._loss.enter([tensor for _, tensor in leaves(output, "output")])
+        elif self._passes and not self._passes[-1].training:
+            self._passes.pop()
+
+    def output_gradient(self, micro: int, slot: str, gradient: Tensor) -> None:
+        """The gradient of an output of the root arrived."""
+        for taken in self._passes:
+            if taken.micro == micro:
+                known = taken.gradients.get(slot)
+                taken.gradients[slot] = gradient.detach() if known is None else known + gradient.detach()
+
+    def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
+        """Backward starts."""
+        loss = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
+        self._loss.backward_begins(loss)
+        if loss is not None and loss.numel() == 1:
+            self._loss_value = loss.detach()
+
+    def backward_ends(self) -> None:
+        """It is over."""
+        self._loss.backward_ends()
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        self._loss.leave()
+        self._update = optimizer, user_place()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self.step_begins()
+        self._root = nn.Module()
+
+    # ---- the answer
+
+    def locate(self, step: int, seen: FirstNonFinite) -> Answer:
+        """Where it was born; None when what was seen is nobody's concern: nothing computed from it is damaged."""
+        if seen.phase == "param":
+            return answers.told(seen, causes.UNINITIALISED)
+        if seen.phase == "update":
+            return self._in_update(seen)
+        for look in (self._forwards, self._in_loss, self._in_loss_backward, self._backwards, self._buffers):
+            found = look(step)
+            if found is not None:
+                return found
+        return None if seen.phase in ("data", "forward", "eval", "buffer") else answers.told(seen)
+
+    def _forwards(self, step: int) -> Answer:
+        for taken in self._passes:
+            replay = self._replay(taken)
+            for _, tensor in leaves(replay.output, "output"):
+                born = _birth(replay.mode, replay.mode.writer(tensor))
+                if born is not None:
+                    return self._of_birth(step, "forward" if taken.training else "eval", born)
+        return None
+
+    def _in_loss(self, step: int) -> Answer:
+        mode = self._loss.mode
+        if mode is None or self._loss_value is None or math.isfinite(float(self._loss_value)):
+            return None
+        born = _birth(mode, self._loss.loss)
+        return None if born is None else self._of_birth(step, "loss", born)
+
+    def _in_loss_backward(self, step: int) -> Answer:
+        found = self._loss.birth
+        if found is None:
+            return None
+        cause = causes.backward_cause(found.node)
+        if cause is None:
+            cause = causes.Cause("unknown", f"the derivative {found.node} made it", "look at the operands of its op")
+        place = found.made_by.place if found.made_by is not None else None
+        first = answers.found(step, "backward", None, found.node, found.status, place)
+        return answers.told(first, self._if_clipped(cause, not found.status.nan))
+
+    def _backwards(self, step: int) -> Answer:
+        for taken in self._passes:
+            ops = self._replay(taken).mode.ops
+            damaged = next((op for op in ops if op.phase == "backward" and op.output.bad and not op.meant), None)
+            if damaged is None:
+                continue
+            born = birth(ops, self._replay(taken).mode.unseen, damaged.index)
+            if born.op is not None:  # else it came in with the gradients of the root's outputs
+                return self._of_backward(step, ops, born.op, damaged)
+        return None
+
+    def _of_backward(self, step: int, ops: list[Op], op: Op, damaged: Op) -> FirstNonFinite:
+        hidden = op.phase != "backward"  # born in the forward pass, where nothing of it reached an output
+        node = damaged if hidden else op
+        if hidden or _through_where(ops, node):
+            cause = causes.MASKED_BRANCH
+        else:
+            cause = causes.backward_cause(node.node or "") or answers.cause_of(op)
+        first = answers.found(step, "backward", node.module, node.node, node.output, node.place, op.details)
+        return answers.told(first, self._if_clipped(cause, not node.output.nan))
+
+    def _buffers(self, step: int) -> Answer:
+        for taken in self._passes:
+            replay = self._replay(taken)
+            for held in held_buffers(self._root):
+                before = taken.buffer(held.tensor)
+                born = _birth(replay.mode, replay.mode.writer(held.tensor))
+                if born is None or before is None or not bool(torch.isfinite(before).all()):
+                    continue
+                first = self._of_birth(step, "buffer", born)
+                return answers.with_buffer(first, held.name)
+        return None
+
+    def _in_update(self, seen: FirstNonFinite) -> Answer:
+        if self._update is None:
+            return answers.told(seen)
+        optimizer, place = self._update
+        held = next((held for held in held_parameters(self._root) if held.name in seen.params), None)
+        found = rerun_update(optimizer, held.tensor, self._describe) if held is not None else None
+        if found is None:
+            return answers.told(seen)
+        op, cause = found
+        first = answers.found(seen.step, "update", seen.module, op.name, op.output, place, op.details, seen.params)
+        return answers.told(first, cause)
+
+    def _of_birth(self, step: int, phase: str, born: Birth) -> FirstNonFinite:
+        op, turned = born.op, born.turned_nan
+        if op is None:
+            assert born.unseen is not None
+            name = next((h.name for h in self._parameters() if OpMode.same_memory(h.tensor, born.unseen)), None)
+            cause = causes.BAD_INPUT if name is None else causes.UNINITIALISED if step == 0 else causes.POISONED
+            kind = "data" if name is None else "param" if step == 0 else "update"
+            first = answers.found(
+                step, kind, born.unseen.reader, None, born.unseen.status, None, None, (name,) if name else ()
+            )
+            return answers.told(first, cause)
+        first = answers.found(step, phase, op.module, op.name, op.output, op.place, op.details)
+        return answers.told(first, answers.cause_of(op), turned if turned is not op else None)
+
+    # ---- what it needs for that
+
+    def _parameters(self) -> list[Held]:
+        return held_parameters(self._root)
+
+    def _replay(self, taken: Pass) -> Replay:
+        if id(taken) not in self._replays:
+            self._replays[id(taken)] = replay = Replay(self._root, taken, self._describe)
+            replay.run()
+        return self._replays[id(taken)]
+
+    def _if_clipped(self, cause: causes.Cause, infinite: bool) -> causes.Cause:
+        """Clipping by an infinite norm makes NaN of infinite gradients and zero of all others."""
+        gradients = [(held.name, held.tensor.grad) for held in self._parameters() if held.tensor.grad is not None]
+        dense = [(name, gradient) for name, gradient in gradients if gradient.layout == torch.strided]
+        poisoned = tuple(name for name, gradient in dense if bool(torch.isnan(gradient).any()))
+        zero = all(not bool(gradient.any()) for name, gradient in dense if name not in poisoned)
+        return (
+            causes.clipped(cause, poisoned) if infinite and poisoned and zero and len(dense) > len(poisoned) else cause
+        )
+
+    def _describe(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        copies: tuple[Any, ...],
+        makers: tuple[str, ...],
+    ) -> Details:
+        case = causes.case_of(func, args, kwargs, output, copies, makers)
+        cause = causes.cause_of(case)
+        inputs = [causes.describe_tensor(x, self._batch) for x in case.tensors[:4]]
+        result = causes.describe_tensor(case.output, self._batch) if case.output is not None else {}
+        return Details(*cause, inputs, result)
+
+
+def _birth(mode: OpMode, writer: int | None) -> Birth | None:
+    """Where what a tensor holds was born; None when it is finite, or holds only infinities put there on purpose."""
+    if writer is None or writer < 0 or not mode.ops[writer].output.bad:
+        return None
+    born = birth(mode.ops, mode.unseen, writer)
+    meant = born.op is None or born.op.meant
+    return None if meant and not any(op.output.nan for op in born.path) else born
+
+
+def _through_where(ops: Sequence[Op], node: Op) -> bool:
+    """Whether what the node's forward op made went through torch.where."""
+    if node.forward is None:
+        return False
+    return any(op.name.startswith("aten.where") and node.forward in _writers(op) for op in ops)
+
+
+def _writers(op: Op) -> Iterator[int]:
+    return (writer for writer, _ in op.sources)

@@ -1,0 +1,132 @@
+"""What happens outside the model: the ops between its output and the start of backward, and their nodes in backward.
+
+User code there cannot be run again, so it is watched live: an op-level mode from the end of the root's forward pass to
+the start of backward, and hooks on the few autograd nodes between the loss and the root's outputs. The mode is entered
+only where no other mode is active and nothing was compiled, and leaves the stack of modes as it found it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from tracehooks.capture import torch_internals
+from tracehooks.locate.ops import Describe, Op, OpMode, Status
+
+MAX_NODES = 400
+"""Autograd nodes of the loss that are watched at most."""
+
+
+@dataclass
+class BackwardBirth:
+    """An autograd node outside the model that made the first gradient that is not finite."""
+
+    node: str
+    status: Status
+    made_by: Op | None
+
+
+class LossWatch:
+    """Watches from the end of one forward pass of the root to the end of the backward pass."""
+
+    def __init__(self, describe: Describe) -> None:
+        self._describe = describe
+        self.mode: OpMode | None = None
+        self.loss: int | None = None
+        """Index of the op that wrote the tensor backward started from."""
+        self.birth: BackwardBirth | None = None
+        self._outputs: set[Any] = set()
+        self._handles: list[RemovableHandle] = []
+        self._entered = False
+
+    def forget(self) -> None:
+        """A new step."""
+        self.leave()
+        self.mode, self.loss, self.birth = None, None, None
+        self._outputs.clear()
+        self._drop_handles()
+
+    def enter(self, outputs: Sequence[Tensor]) -> None:
+        """The root returned these."""
+        self._outputs |= {x.grad_fn for x in outputs if x.grad_fn is not None}
+        if self._entered or not self._outputs or torch_internals.modes_active() or torch_internals.anything_compiled():
+            return
+        if self.mode is None:
+            self.mode = OpMode(lambda: None, self._describe)
+        self.mode.active = True
+        torch_internals.push_mode(self.mode)
+        self._entered = True
+
+    def leave(self) -> None:
+        """The root is called again, backward starts, or the step ends."""
+        if self._entered and self.mode is not None:
+            self._entered = False
+            self.mode.active = False
+            torch_internals.remove_mode(self.mode)
+
+    def backward_begins(self, loss: Tensor | None) -> None:
+        """Backward starts from a loss: its nodes are hooked down to the root's outputs."""
+        self.leave()
+        if loss is None or loss.grad_fn is None or not self._outputs:
+            return
+        if self.mode is not None:
+            self.loss = self.mode.writer(loss)
+        for node in _between(loss.grad_fn, self._outputs):
+            self._handles.append(node.register_hook(self._check(node.name(), torch_internals.sequence_of(node))))
+
+    def backward_ends(self) -> None:
+        """It is over."""
+        self._drop_handles()
+        self._outputs.clear()
+
+    def _check(self, node: str, sequence: int) -> Callable[[Any, Any], None]:
+        def hook(into: Sequence[Tensor | None], out_of: Sequence[Tensor | None]) -> None:
+            # autograd calls it with what the node sends on and what it was sent
+            if self.birth is None and _bad(into) and not _bad(out_of):
+                made = self.mode.made_node(sequence) if self.mode is not None else None
+                self.birth = BackwardBirth(node, _bad(into) or Status(), made)
+
+        return hook
+
+    def _drop_handles(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _between(start: Any, ends: set[Any]) -> list[Any]:
+    """Autograd nodes from ``start`` down to and without ``ends``; leaves without."""
+    found, todo, seen = [], [start], {start}
+    while todo and len(found) < MAX_NODES:
+        node = todo.pop()
+        if node in ends or node.name() == "torch::autograd::AccumulateGrad":
+            continue
+        found.append(node)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return found
+
+
+def _bad(gradients: Sequence[Tensor | None]) -> Status | None:
+    """What is not finite in gradients on the host; None when nothing is. On a device it is not asked: that would wait."""
+    total = Status()
+    for gradient in gradients:
+        if (
+            gradient is None
+            or gradient.device.type != "cpu"
+            or not gradient.is_floating_point()
+            or not gradient.numel()
+        ):
+            continue
+        if gradient.layout != torch.strided or bool(torch.isfinite(gradient).all()):
+            continue
+        nan, posinf, neginf = torch.isnan(gradient), torch.isposinf(gradient), torch.isneginf(gradient)
+        total = total | (bool(nan.any()), bool(posinf.any()), bool(neginf.any()))
+    return total if total.bad else None

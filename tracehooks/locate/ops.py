@@ -1,0 +1,301 @@
+"""Every tensor operation of a stretch of code, with what flowed into it: the op-level mode.
+
+An op is an *origin* when something non-finite comes out of it although nothing non-finite went in. Values are followed
+by storage, so that a mask full of -inf, which was made on purpose, is told from an overflow.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tracehooks.capture import torch_internals
+
+UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
+"""Ops whose output is whatever was in memory."""
+FILLS = frozenset(
+    {"full", "full_like", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "new_full", "where",
+     "lift_fresh", "_local_scalar_dense", "constant_pad_nd"}
+)  # fmt: skip
+"""Ops that put a number somewhere: an infinity out of them was meant."""
+FOREIGN = ("/torch/", "/tracehooks/")
+_PASSING = ("aten.clamp", "aten.add.Scalar", "aten.clone", "aten._to_copy", "aten.mul.Scalar")
+DETAILED = 400
+"""Origins of which inputs and outputs are described; later ones are only counted."""
+
+
+class Status(NamedTuple):
+    """What of non-finite a tensor holds."""
+
+    nan: bool = False
+    posinf: bool = False
+    neginf: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether anything is not finite."""
+        return self.nan or self.posinf or self.neginf
+
+    def __or__(self, other: tuple[bool, ...]) -> Status:  # type: ignore[override]
+        return Status(*(a or b for a, b in zip(self, other, strict=True)))
+
+
+FINE = Status()
+
+
+@dataclass
+class Op:
+    """One executed operation."""
+
+    index: int
+    name: str
+    """aten overload, ``aten.div.Tensor``."""
+    module: str | None
+    """Path of the innermost module running, None outside the model."""
+    phase: str
+    """forward, backward or recompute."""
+    node: str | None
+    """The autograd node that runs it in backward."""
+    place: Place | None
+    sources: tuple[tuple[int, Status], ...]
+    """For each floating input: the op that wrote it (negative: never seen being written) and what it held."""
+    meant: bool
+    """An infinite number was among the arguments, or the op writes numbers it was given."""
+    output: Status
+    forward: int | None = None
+    """In backward: the forward op that made the node."""
+    details: Details | None = None
+
+
+class Unseen(NamedTuple):
+    """A tensor that no recorded op wrote: what it held, which module read it first, which memory it is."""
+
+    status: Status
+    reader: str | None
+    storage: int
+
+
+class Place(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def code(self) -> str:
+        """The line's text, empty where the source is not at hand."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+@dataclass
+class Details:
+    """The operands of an origin as they were when it ran: described at once, never kept."""
+
+    cause: str
+    sentence: str
+    next_check: str
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    output: dict[str, Any] = field(default_factory=dict)
+
+
+Describe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[Any, ...], tuple[str, ...]], Details]
+
+
+class OpMode(TorchDispatchMode):
+    """Records every op on floating tensors while it is active.
+
+    Args:
+        path_of: path of the innermost module that is running, None outside the model.
+        describe: makes `Details` of an origin from (func, args, kwargs, output, copies of what it changes in place, the
+            op that made each floating operand).
+    """
+
+    def __init__(self, path_of: Callable[[], str | None], describe: Describe) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.unseen: list[Unseen] = []
+        """Tensors never seen being written: parameters, inputs, buffers."""
+        self.active = True
+        self._path_of, self._describe = path_of, describe
+        self._writer: dict[int, int] = {}
+        self._status: dict[int, Status] = {}
+        self._by_sequence: dict[int, int] = {}
+        self._described = 0
+
+    def writer(self, x: Tensor) -> int | None:
+        """Index of the op that last wrote a tensor; negative or None when none was seen."""
+        return self._writer.get(_storage(x)) if _follows(x) else None
+
+    @staticmethod
+    def same_memory(x: Tensor, unseen: Unseen) -> bool:
+        """Whether a tensor lies in the memory that an unseen one lay in."""
+        return _follows(x) and _storage(x) == unseen.storage
+
+    def made_node(self, sequence: int) -> Op | None:
+        """The op that made the autograd node of a sequence number."""
+        index = self._by_sequence.get(sequence)
+        return None if index is None else self.ops[index]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.active:
+            return func(*args, **kwargs)
+        kind = _kind(func)
+        if kind == "view":
+            return func(*args, **kwargs)
+        operands = [x for x in _tensors((args, kwargs)) if _follows(x)]
+        sources = tuple(self._source(x) for x in operands)
+        copies = tuple(x.detach().clone() for x in operands) if kind == "inplace" else ()
+        before = [(x, _status(x)) for x in operands] if kind == "norm" else []
+        output = func(*args, **kwargs)
+        written = args[0] if output is None and kind == "inplace" and args else output  # the foreach ops return nothing
+        results = [x for x in _tensors(written) if _follows(x)]
+        if kind == "uninitialised":
+            for x in results:
+                self._write(x, len(self.ops), FINE)
+            return output
+        changed = [x for x, status in before if status != _status(x)]  # batch norm writes its running statistics unsaid
+        if results or changed:
+            self._record(func, args, kwargs, output, [*results, *changed], sources, copies)
+        return output
+
+    def _record(
+        self, func: Any, args: Any, kwargs: Any, output: Any, results: list[Tensor], sources: Any, copies: Any
+    ) -> None:
+        statuses = [_status(x) for x in results]
+        status = FINE
+        for one in statuses:
+            status = status | one
+        module, backward = self._path_of(), torch_internals.graph_task_id() != -1
+        recompute = backward and module is not None
+        phase = "recompute" if recompute else "backward" if backward else "forward"
+        node, sequence = torch_internals.current_node() if phase == "backward" else (None, -1)
+        op = Op(
+            index=len(self.ops),
+            name=str(func),
+            module=module,
+            phase=phase,
+            node=node,
+            place=user_place() if phase != "backward" else None,
+            sources=sources,
+            meant=_meant(func, args, kwargs),
+            output=status,
+        )
+        if phase == "backward":
+            op.forward = self._by_sequence.get(sequence)
+            if op.forward is not None:
+                made = self.ops[op.forward]
+                op.module, op.place = made.module, made.place
+        else:
+            self._by_sequence[torch_internals.last_sequence()] = op.index
+        if status.bad and not any(source.nan for _, source in sources) and self._described < DETAILED:
+            self._described += 1
+            makers = tuple(self._maker(writer) for writer, _ in sources)
+            op.details = self._describe(func, args, kwargs, output, copies, makers)
+        self.ops.append(op)
+        for x, one in zip(results, statuses, strict=True):
+            self._write(x, op.index, one)
+
+    def _maker(self, writer: int) -> str:
+        """Name of the op that made a value, seen through ops that only clamp or shift it; empty for unseen tensors."""
+        while writer >= 0 and len(self.ops[writer].sources) == 1 and self.ops[writer].name.startswith(_PASSING):
+            writer = self.ops[writer].sources[0][0]
+        return self.ops[writer].name if writer >= 0 else ""
+
+    def status(self, x: Tensor) -> Status:
+        """What a tensor held when it was last written."""
+        return self._status.get(_storage(x), FINE) if _follows(x) else FINE
+
+    def _source(self, x: Tensor) -> tuple[int, Status]:
+        key = _storage(x)
+        if key not in self._writer:
+            self.unseen.append(Unseen(_status(x), self._path_of(), key))
+            self._writer[key], self._status[key] = -len(self.unseen), self.unseen[-1].status
+        known = self._status[key]
+        return self._writer[key], _status(x) if known.bad else known
+
+    def _write(self, x: Tensor, index: int, status: Status) -> None:
+        key = _storage(x)
+        whole = x.numel() * x.element_size() >= x.untyped_storage().nbytes()
+        self._status[key] = status if whole else self._status.get(key, FINE) | status
+        self._writer[key] = index
+
+
+def user_place() -> Place | None:
+    """The innermost line outside torch and tracehooks."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in FOREIGN) and not file.startswith("<frozen"):
+            return Place(file, frame.f_lineno, frame.f_code.co_qualname)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _kind(func: Any) -> str:
+    schema, name = func._schema, func.overloadpacket.__name__
+    if name in UNINITIALISED:
+        return "uninitialised"
+    if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
+        return "view"
+    if "batch_norm" in name or "instance_norm" in name:
+        return "norm"
+    return "inplace" if schema.is_mutable else "op"
+
+
+def _meant(func: Any, args: Any, kwargs: Any) -> bool:
+    if func.overloadpacket.__name__ in FILLS:
+        return True
+    return any(isinstance(x, float) and not math.isfinite(x) for x in _scalars((args, kwargs)))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _scalars(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _scalars(item)
+    else:
+        yield value
+
+
+def _follows(x: Tensor) -> bool:
+    """Whether a tensor's values can be followed: floating or complex, dense, with values."""
+    return (x.is_floating_point() or x.is_complex()) and x.layout == torch.strided and not x.is_meta
+
+
+def _storage(x: Tensor) -> int:
+    return torch_internals.storage_key(x)
+
+
+def _status(x: Tensor) -> Status:
+    if not x.numel():
+        return FINE
+    values = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
+    if values.element_size() == 1:
+        values = values.to(torch.float32)
+    low, high = (float(value) for value in torch.aminmax(values))
+    if not math.isnan(low):
+        return Status(False, high == math.inf, low == -math.inf)
+    return Status(True, bool(torch.isposinf(values).any()), bool(torch.isneginf(values).any()))

@@ -1,0 +1,177 @@
+"""A forward pass and its backward pass once more, bit for bit, under the op-level mode.
+
+What the pass depended on is captured when it begins: arguments, random state, autocast, buffers, simple attributes of
+modules. Afterwards the run is exactly as it was: gradients, buffers, random state and attributes are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from tracehooks.capture.leaves import leaves
+from tracehooks.capture.select import named_modules
+from tracehooks.locate.ops import OpMode
+
+SMALL_BUFFER = 1 << 20
+"""Elements up to which a buffer is copied at every pass; larger ones are taken to be constant."""
+SIMPLE = (int, float, bool, str, type(None), Tensor)
+
+
+class Randomness:
+    """The state of torch's, NumPy's and Python's generators."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = (
+            torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        )
+        self._numpy, self._python = np.random.get_state(legacy=False), random.getstate()
+
+    def restore(self) -> None:
+        """Set every generator back."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+
+class Attributes:
+    """Simple attributes (numbers, flags, tensors) of the user's own module classes: counters, caches."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._saved = [(module, self._simple(module)) for module in modules if _own_class(module)]
+
+    @staticmethod
+    def _simple(module: nn.Module) -> dict[str, Any]:
+        return {key: value for key, value in vars(module).items() if isinstance(value, SIMPLE)}
+
+    def restore(self) -> None:
+        """Put them back; what came since goes."""
+        for module, saved in self._saved:
+            for key in self._simple(module).keys() - saved.keys():
+                del vars(module)[key]
+            vars(module).update(saved)
+
+
+class Pass:
+    """What one forward pass of the root was given, and what came back to it."""
+
+    def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
+        self.args, self.kwargs, self.micro = args, kwargs, micro
+        self.training = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.randomness = Randomness()
+        self.attributes = Attributes(list(root.modules()))
+        self.buffers = [(b, b.detach().clone()) for b in root.buffers() if not b.is_meta and b.numel() <= SMALL_BUFFER]
+        self.autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+        self.versions = [(t, _version(t)) for _, t in leaves((args, kwargs), "")]
+        self.gradients: dict[str, Tensor] = {}
+        """Gradient of each output of the root, by slot."""
+
+    def buffer(self, buffer: Tensor) -> Tensor | None:
+        """What a buffer held when the pass began; None for one too large to be copied."""
+        return next((value for held, value in self.buffers if held is buffer), None)
+
+    @property
+    def exact(self) -> bool:
+        """Whether no argument has been changed in place since."""
+        return all(_version(tensor) == version for tensor, version in self.versions)
+
+
+class Replay:
+    """One pass run again. `forward` and `backward` leave records in ``mode``."""
+
+    def __init__(self, root: nn.Module, taken: Pass, describe: Any) -> None:
+        self.root, self.taken = root, taken
+        self._stack: list[str] = []
+        self._paths = {id(module): path for path, module in named_modules(root).items()}
+        self.mode = OpMode(lambda: self._stack[-1] if self._stack else None, describe)
+        self.output: Any = None
+        self.failed: Exception | None = None
+
+    def run(self) -> None:
+        """Forward, then backward where gradients came back; the run's state is restored whatever happens."""
+        with _undone(self.root), self._paths_followed(), contextlib.ExitStack() as stack:
+            self._restore()
+            for device, enabled, dtype in self.taken.autocast:
+                if device == "cpu" or torch.cuda.is_available():
+                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            if self.taken.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.taken.training))
+            stack.enter_context(self.mode)
+            try:
+                self.output = self.root(*self.taken.args, **self.taken.kwargs)
+                self._backward()
+            except Exception as error:  # code that cannot run twice: what was recorded up to there is used
+                self.failed = error
+
+    def _backward(self) -> None:
+        pairs = [
+            (tensor, self.taken.gradients[slot])
+            for slot, tensor in leaves(self.output, "output")
+            if slot in self.taken.gradients and tensor.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+
+    def _restore(self) -> None:
+        self.taken.randomness.restore()
+        self.taken.attributes.restore()
+        with torch.no_grad():
+            for buffer, value in self.taken.buffers:
+                buffer.copy_(value)
+        for parameter in self.root.parameters():
+            parameter.grad = None
+
+    @contextlib.contextmanager
+    def _paths_followed(self) -> Iterator[None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            if id(module) in self._paths:
+                self._stack.append(self._paths[id(module)])
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if id(module) in self._paths and self._stack:
+                self._stack.pop()
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextlib.contextmanager
+def _undone(root: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, afterwards gradients, buffers, random state and attributes are as they were."""
+    randomness, attributes = Randomness(), Attributes(list(root.modules()))
+    buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers() if not buffer.is_meta]
+    gradients = [(parameter, parameter.grad) for parameter in root.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        attributes.restore()
+        randomness.restore()
+
+
+def _own_class(module: nn.Module) -> bool:
+    return not type(module).__module__.startswith("torch.")
+
+
+def _version(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
