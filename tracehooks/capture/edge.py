@@ -31,8 +31,8 @@ G = TypeVar("G", bound=Guarded)
 
 
 def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
-    """A method that hooks call: does nothing while the session is silent and in forked children, one thread at a time, its time counted, its
-    errors kept away from the run."""
+    """A method that hooks call: does nothing while the session is silent and in forked children; one thread at a time, its
+    time counted, its errors kept away from the run."""
 
     @functools.wraps(method)
     def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:

@@ -455,6 +455,9 @@ class Session:
         self.silent = True
         try:
             return self._locator.locate(seen.step, seen)
+        except Exception as error:  # code that cannot be looked at again: what was seen stands
+            self.failed("locating the first non-finite value", error)
+            return seen
         finally:
             self.silent = False
 

@@ -347,17 +347,32 @@ UNINITIALISED = Cause(
     "a parameter is not finite before the first step",
     "initialise it: torch.empty holds whatever was in memory",
 )
-BAD_INPUT = Cause("nonfinite_input", "it came into the model with its input", "look at this sample where it is loaded")
+BAD_TARGET = Cause(
+    "nonfinite_input", "it came into the loss from outside: a target, a weight", "look at it where it is loaded"
+)
+POISONED_BUFFER = Cause(
+    "poisoned_buffer",
+    "a buffer was not finite before this pass",
+    "look at the step that changed it, or at its checkpoint",
+)
 POISONED = Cause(
     "poisoned_parameter", "a parameter was not finite before this pass", "look at the step that changed it"
 )
+
+
+def bad_input(name: str | None, reader: str | None) -> Cause:
+    """The model's input is not finite."""
+    what = f"argument {name} of the root" if name else "a tensor that came from outside the model"
+    by = f", first read by module {reader or '(root)'}" if reader is not None else ""
+    return Cause("nonfinite_input", f"{what} holds it already{by}", "look at these samples where they are loaded")
 
 
 def clipped(cause: Cause, names: tuple[str, ...]) -> Cause:
     """An infinite gradient that clipping by its infinite norm spread."""
     return Cause(
         "clip_with_infinite_norm",
-        f"{cause.sentence}; clipping by the infinite norm made NaN of it in {', '.join(names)} and zero of every other gradient",
+        f"{cause.sentence}; clipping by the infinite norm made NaN of it in {', '.join(names)} and zero of all other "
+        "gradients",
         f"{cause.next_check}; clip with error_if_nonfinite=True",
     )
 
@@ -417,5 +432,5 @@ def describe_tensor(x: Tensor, batch: int | None = None) -> dict[str, Any]:
     )
     described = {"dtype": _dtype(x), "shape": list(x.shape), **numbers, "first_bad": bad[:8].tolist()}
     if batch is not None and x.ndim and x.shape[0] == batch:
-        described["samples"] = sorted({int(i) for i in bad[:, 0].unique()})[:32]
+        described["samples"] = sorted({int(i) for i in bad[:, 0].tolist()})[:32]
     return described

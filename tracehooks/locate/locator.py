@@ -183,16 +183,31 @@ class StepLocator:
     def _of_birth(self, step: int, phase: str, born: Birth) -> FirstNonFinite:
         op, turned = born.op, born.turned_nan
         if op is None:
-            assert born.unseen is not None
-            name = next((h.name for h in self._parameters() if OpMode.same_memory(h.tensor, born.unseen)), None)
-            cause = causes.BAD_INPUT if name is None else causes.UNINITIALISED if step == 0 else causes.POISONED
-            kind = "data" if name is None else "param" if step == 0 else "update"
-            first = answers.found(
-                step, kind, born.unseen.reader, None, born.unseen.status, None, None, (name,) if name else ()
-            )
-            return answers.told(first, cause)
+            return self._of_unseen(step, phase, born)
         first = answers.found(step, phase, op.module, op.name, op.output, op.place, op.details)
         return answers.told(first, answers.cause_of(op), turned if turned is not op else None)
+
+    def _of_unseen(self, step: int, phase: str, born: Birth) -> FirstNonFinite:
+        """It came in from outside: with a parameter, a buffer, an argument, or something else the code holds."""
+        unseen = born.unseen
+        assert unseen is not None
+        held = next((h for h in self._parameters() if OpMode.same_memory(h.tensor, unseen)), None)
+        if held is not None:
+            kind, cause = ("param", causes.UNINITIALISED) if step == 0 else ("update", causes.POISONED)
+            first = answers.found(step, kind, held.module, None, unseen.status, None, None, (held.name,))
+            return answers.told(first, cause)
+        buffer = next((h for h in held_buffers(self._root) if OpMode.same_memory(h.tensor, unseen)), None)
+        if buffer is not None:
+            first = answers.found(step, "buffer", buffer.module, None, unseen.status, None)
+            return answers.with_buffer(answers.told(first, causes.POISONED_BUFFER), buffer.name)
+        if phase == "loss":
+            first = answers.found(step, phase, None, born.path[0].name, unseen.status, born.path[0].place)
+            return answers.told(first, causes.BAD_TARGET)
+        arguments = (taken.argument(self._root, unseen) for taken in self._passes)
+        name, tensor = next((found for found in arguments if found is not None), (None, None))
+        details = None if tensor is None else Details("", "", "", [], causes.describe_tensor(tensor, self._batch))
+        first = answers.found(step, "data", "", None, unseen.status, None, details)
+        return answers.told(first, causes.bad_input(name, unseen.reader))
 
     # ---- what it needs for that
 

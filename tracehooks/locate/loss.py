@@ -101,7 +101,8 @@ class LossWatch:
 
 def _between(start: Any, ends: set[Any]) -> list[Any]:
     """Autograd nodes from ``start`` down to and without ``ends``; leaves without."""
-    found, todo, seen = [], [start], {start}
+    found: list[Any] = []
+    todo, seen = [start], {start}
     while todo and len(found) < MAX_NODES:
         node = todo.pop()
         if node in ends or node.name() == "torch::autograd::AccumulateGrad":
@@ -128,5 +129,5 @@ def _bad(gradients: Sequence[Tensor | None]) -> Status | None:
         if gradient.layout != torch.strided or bool(torch.isfinite(gradient).all()):
             continue
         nan, posinf, neginf = torch.isnan(gradient), torch.isposinf(gradient), torch.isneginf(gradient)
-        total = total | (bool(nan.any()), bool(posinf.any()), bool(neginf.any()))
+        total = total.joined((bool(nan.any()), bool(posinf.any()), bool(neginf.any())))
     return total if total.bad else None

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,8 @@ class Status(NamedTuple):
         """Whether anything is not finite."""
         return self.nan or self.posinf or self.neginf
 
-    def __or__(self, other: tuple[bool, ...]) -> Status:  # type: ignore[override]
+    def joined(self, other: tuple[bool, ...]) -> Status:
+        """What either holds."""
         return Status(*(a or b for a, b in zip(self, other, strict=True)))
 
 
@@ -110,7 +112,7 @@ class Details:
 Describe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[Any, ...], tuple[str, ...]], Details]
 
 
-class OpMode(TorchDispatchMode):
+class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every op on floating tensors while it is active.
 
     Args:
@@ -120,7 +122,7 @@ class OpMode(TorchDispatchMode):
     """
 
     def __init__(self, path_of: Callable[[], str | None], describe: Describe) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self.unseen: list[Unseen] = []
         """Tensors never seen being written: parameters, inputs, buffers."""
@@ -174,7 +176,7 @@ class OpMode(TorchDispatchMode):
         statuses = [_status(x) for x in results]
         status = FINE
         for one in statuses:
-            status = status | one
+            status = status.joined(one)
         module, backward = self._path_of(), torch_internals.graph_task_id() != -1
         recompute = backward and module is not None
         phase = "recompute" if recompute else "backward" if backward else "forward"
@@ -226,18 +228,18 @@ class OpMode(TorchDispatchMode):
     def _write(self, x: Tensor, index: int, status: Status) -> None:
         key = _storage(x)
         whole = x.numel() * x.element_size() >= x.untyped_storage().nbytes()
-        self._status[key] = status if whole else self._status.get(key, FINE) | status
+        self._status[key] = status if whole else self._status.get(key, FINE).joined(status)
         self._writer[key] = index
 
 
 def user_place() -> Place | None:
     """The innermost line outside torch and tracehooks."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
         if not any(part in file for part in FOREIGN) and not file.startswith("<frozen"):
             return Place(file, frame.f_lineno, frame.f_code.co_qualname)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from tracehooks.capture.hooks import named_arguments
 from tracehooks.capture.leaves import leaves
-from tracehooks.capture.select import named_modules
-from tracehooks.locate.ops import OpMode
+from tracehooks.capture.select import argument_names, behind_fast_path, named_modules
+from tracehooks.locate.ops import OpMode, Unseen
 
 SMALL_BUFFER = 1 << 20
 """Elements up to which a buffer is copied at every pass; larger ones are taken to be constant."""
@@ -31,7 +32,7 @@ class Randomness:
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = (
-            torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+            torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         )
         self._numpy, self._python = np.random.get_state(legacy=False), random.getstate()
 
@@ -81,6 +82,14 @@ class Pass:
         """What a buffer held when the pass began; None for one too large to be copied."""
         return next((value for held, value in self.buffers if held is buffer), None)
 
+    def argument(self, root: nn.Module, unseen: Unseen) -> tuple[str, Tensor] | None:
+        """The argument of the root that lies in the memory of a tensor no op wrote, with its name."""
+        for name, value in named_arguments(argument_names(root), self.args, self.kwargs):
+            for slot, tensor in leaves(value, name):
+                if OpMode.same_memory(tensor, unseen):
+                    return slot, tensor
+        return None
+
     @property
     def exact(self) -> bool:
         """Whether no argument has been changed in place since."""
@@ -93,7 +102,6 @@ class Replay:
     def __init__(self, root: nn.Module, taken: Pass, describe: Any) -> None:
         self.root, self.taken = root, taken
         self._stack: list[str] = []
-        self._paths = {id(module): path for path, module in named_modules(root).items()}
         self.mode = OpMode(lambda: self._stack[-1] if self._stack else None, describe)
         self.output: Any = None
         self.failed: Exception | None = None
@@ -135,20 +143,56 @@ class Replay:
 
     @contextlib.contextmanager
     def _paths_followed(self) -> Iterator[None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            if id(module) in self._paths:
-                self._stack.append(self._paths[id(module)])
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if id(module) in self._paths and self._stack:
-                self._stack.pop()
-
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        """Keep the stack of running modules. Own hooks come first and last, so that the user's hooks run inside; modules
+        whose hook tables must stay empty are followed by global hooks."""
+        modules = named_modules(self.root)
+        shared = behind_fast_path(modules)
+        handles = []
+        for path, module in modules.items():
+            if id(module) not in shared and not isinstance(module, torch.jit.ScriptModule):
+                handles.append(module.register_forward_pre_hook(_Enter(self._stack, path), prepend=True))
+                handles.append(module.register_forward_hook(_Leave(self._stack), always_call=True))
+        if shared:
+            paths = {id(module): path for path, module in modules.items() if id(module) in shared}
+            handles.append(register_module_forward_pre_hook(_EnterShared(self._stack, paths)))
+            handles.append(register_module_forward_hook(_LeaveShared(self._stack, paths), always_call=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+
+class _Enter:
+    def __init__(self, stack: list[str], path: str) -> None:
+        self.stack, self.path = stack, path
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.stack.append(self.path)
+
+
+class _Leave:
+    def __init__(self, stack: list[str]) -> None:
+        self.stack = stack
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.stack:
+            self.stack.pop()
+
+
+class _EnterShared:
+    def __init__(self, stack: list[str], paths: dict[int, str]) -> None:
+        self.stack, self.paths = stack, paths
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if id(module) in self.paths:
+            self.stack.append(self.paths[id(module)])
+
+
+class _LeaveShared(_EnterShared):
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        if id(module) in self.paths and self.stack:
+            self.stack.pop()
 
 
 @contextlib.contextmanager
