@@ -331,6 +331,10 @@ BACKWARD: dict[str, Cause] = {
     "NormBackward0": Cause("sqrt_at_zero", "the derivative of a norm at a zero vector", "add an epsilon"),
     "StdBackward0": Cause("std_of_single_element", "the derivative of a standard deviation of zero", "add an epsilon"),
     "ReciprocalBackward0": Cause("division_by_zero", "the derivative of a reciprocal at zero", "clamp its argument"),
+    "LogsumexpBackward0": Cause(
+        "logsumexp_all_neg_inf", "the derivative of logsumexp over -inf only", "keep one finite element in each row"
+    ),
+    "SoftmaxBackward0": Cause("fully_masked_row", "softmax over rows that are masked entirely", "keep one position"),
     "RsqrtBackward0": Cause("division_by_zero", "the derivative of 1/sqrt at zero", "add an epsilon"),
 }
 """Autograd nodes whose derivative is not defined everywhere their op is."""

@@ -64,9 +64,9 @@ def _earliest(writers: list[int]) -> int:
 def _was_meant(writer: int, status: Status, ops: Sequence[Op], unseen: Sequence[Unseen], depth: int = 0) -> bool:
     """Whether an infinity was put there on purpose: filled in, or handed on from where it was; -inf from outside is."""
     if writer < 0:
-        return not status.posinf and not status.nan
+        return status.only_neginf
     op = ops[writer]
-    if op.output.nan:
+    if op.output.nan or op.name.startswith("aten.logsumexp"):  # over a row of -inf only, it makes a -inf of its own
         return False
     if op.meant:
         return True

@@ -16,7 +16,7 @@ from tracehooks.core.records import FirstNonFinite
 from tracehooks.locate import answers, causes
 from tracehooks.locate.chain import Birth, birth
 from tracehooks.locate.loss import LossWatch
-from tracehooks.locate.ops import Details, Op, OpMode, Place, user_place
+from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, user_place
 from tracehooks.locate.replay import Pass, Replay
 from tracehooks.locate.update import rerun_update
 
@@ -118,11 +118,13 @@ class StepLocator:
         return None
 
     def _in_loss(self, step: int) -> Answer:
-        mode = self._loss.mode
-        if mode is None or self._loss_value is None or math.isfinite(float(self._loss_value)):
+        if self._loss_value is None or math.isfinite(value := float(self._loss_value)):
             return None
-        born = _birth(mode, self._loss.loss)
-        return None if born is None else self._of_birth(step, "loss", born)
+        born = _birth(self._loss.mode, self._loss.loss) if self._loss.mode is not None else None
+        if born is None:  # it was not watched, because something is compiled
+            status = Status(math.isnan(value), value == math.inf, value == -math.inf)
+            return answers.told(answers.found(step, "loss", None, None, status, None))
+        return self._of_birth(step, "loss", born)
 
     def _in_loss_backward(self, step: int) -> Answer:
         found = self._loss.birth
@@ -142,8 +144,10 @@ class StepLocator:
             if damaged is None:
                 continue
             born = birth(ops, self._replay(taken).mode.unseen, damaged.index)
-            if born.op is not None:  # else it came in with the gradients of the root's outputs
+            if born.op is not None:
                 return self._of_backward(step, ops, born.op, damaged)
+            if born.unseen is not None and not taken.sent(born.unseen):
+                return self._of_unseen(step, "backward", born)
         return None
 
     def _of_backward(self, step: int, ops: list[Op], op: Op, damaged: Op) -> FirstNonFinite:
@@ -251,7 +255,7 @@ def _birth(mode: OpMode, writer: int | None) -> Birth | None:
     if writer is None or writer < 0 or not mode.ops[writer].output.bad:
         return None
     born = birth(mode.ops, mode.unseen, writer)
-    meant = born.op is None or born.op.meant
+    meant = born.op.meant if born.op is not None else born.unseen is None or born.unseen.status.only_neginf
     return None if meant and not any(op.output.nan for op in born.path) else born
 
 

@@ -45,6 +45,11 @@ class Status(NamedTuple):
         """Whether anything is not finite."""
         return self.nan or self.posinf or self.neginf
 
+    @property
+    def only_neginf(self) -> bool:
+        """Whether -inf is all: what masks and log-space states are full of."""
+        return self.neginf and not self.nan and not self.posinf
+
     def joined(self, other: tuple[bool, ...]) -> Status:
         """What either holds."""
         return Status(*(a or b for a, b in zip(self, other, strict=True)))

@@ -90,6 +90,10 @@ class Pass:
                     return slot, tensor
         return None
 
+    def sent(self, unseen: Unseen) -> bool:
+        """Whether a tensor no op wrote is a gradient that came from outside, and so was not born in this pass."""
+        return any(OpMode.same_memory(gradient, unseen) for gradient in self.gradients.values())
+
     @property
     def exact(self) -> bool:
         """Whether no argument has been changed in place since."""
