@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import gc
 import importlib
@@ -84,6 +85,8 @@ def process_state() -> dict[str, object]:
         "threads": sorted(thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"),
         "open files": sorted(os.readlink(link) for link in _open_files()),
         "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
         "dtype": torch.get_default_dtype(),
     }  # fmt: skip
 
@@ -212,6 +215,145 @@ def test_nothing_changes(name: str, options: str, attach: Attach) -> None:
     assert expected <= phases
     if options == "everything" and "gradient" in expected:
         assert "optimizer" in phases
+
+
+class Poison(torch.autograd.Function):
+    """Passes values on, and not a number back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * float("nan")
+
+
+def poisoned(name: str, where: str) -> Subject:
+    """A model whose second training batch brings a value that is not finite: in its input, in the loss, in backward."""
+    subject = OWN[name]()
+    calls = {"input": itertools.count(), "loss": itertools.count()}
+
+    def inputs() -> Any:
+        batch = subject.inputs()
+        if where == "input" and next(calls["input"]) == 2:
+            batch[0].view(-1)[0] = float("nan")
+        return batch
+
+    def loss(output: Any) -> Tensor:
+        value = subject.loss(output)
+        if next(calls["loss"]) == 1:
+            value = {"loss": value.log().abs().exp() * float("inf"), "backward": Poison.apply(value)}.get(where, value)
+            value = (value - value.detach()).abs().sqrt() if where == "square root" else value
+        return value
+
+    return dataclasses.replace(subject, inputs=inputs, loss=loss)
+
+
+@pytest.mark.parametrize("where", ["input", "loss", "backward", "square root"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "augmented", "codebook", "accumulation", "scaler", "checkpoint_non_reentrant", "sparse"]
+)
+def test_a_run_that_goes_wrong_goes_wrong_the_same_way(name: str, where: str, attach: Attach) -> None:
+    """Finding out where a value that is not finite was born leaves random states, buffers, gradients and all that comes
+    after bit for bit as they are without attach."""
+    if name == "sparse" and where == "input":
+        pytest.skip("its input is token ids")
+    traces: list[tracehooks.Trace] = []
+    watched = photograph(
+        functools.partial(poisoned, name, where), lambda model: traces.append(attach(model)) or traces[0]
+    )
+    assert_same(photograph(functools.partial(poisoned, name, where)), watched)
+    assert rows(traces[0])
+    if name != "scaler" or where == "input":
+        assert traces[0].first_nonfinite is not None
+        assert traces[0].first_nonfinite.step == (0 if name == "accumulation" else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_loss_may_be_compiled_between_forward_and_backward(attach: Attach) -> None:
+    """Loss code that is compiled, or transformed by torch.func, while it runs for the first time is compiled and
+    transformed as without attach."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    def work(model: nn.Module) -> object:
+        sizes: list[int] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            sizes.append(len(graph.graph.nodes))
+            return aot_eager(graph, inputs)
+
+        torch._dynamo.reset()
+        try:
+            loss_of = torch.compile(lambda y: y.square().mean().exp(), backend=backend, fullgraph=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                output = model(torch.randn(4, 8))
+                slopes = torch.func.vmap(torch.func.grad(lambda y: y.sin().sum()))(output.detach())
+                (loss_of(output) + (slopes * output).sum()).backward()
+                optimizer.step()
+            return sizes, values_of(model)
+        finally:
+            torch._dynamo.reset()
+
+    assert steps_in(both_ways(work, attach), "update") == [0, 1]
+
+
+@pytest.mark.parametrize("then", ["inference mode", "another thread", "close", "an exception"])
+def test_a_pass_without_backward_leaves_torch_as_it_was(then: str, attach: Attach) -> None:
+    """After a forward pass with gradients that no backward follows on this thread, whatever comes next, tensors can be
+    made and no mode is left. (In a thread of its own: what may break is the state of a thread.)"""
+    depths: list[int] = []
+
+    def work() -> None:
+        model = mlp()
+        trace = attach(model)
+        loss = squares(model(torch.randn(2, 8)))
+        if then == "inference mode":
+            with torch.inference_mode():
+                model(torch.randn(2, 8))
+        elif then == "another thread":
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join(60)
+        elif then == "an exception":
+            with contextlib.suppress(ValueError), torch.inference_mode():
+                model(torch.randn(2, 8))
+                raise ValueError
+        trace.close()
+        torch.ones(2).add(1)
+        depths.append(torch._C._len_torch_dispatch_stack())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert depths == [0]
+
+
+@pytest.mark.parametrize("leave", ["before backward", "after backward", "after the next pass"])
+def test_a_mode_entered_between_forward_and_backward(leave: str, attach: Attach) -> None:
+    """A dispatch mode that the user enters after the forward pass sees the same ops, whenever he leaves it, and the
+    stack of modes is then as he left it."""
+
+    def work(model: nn.Module) -> object:
+        seen, depths = [], []
+        for _ in range(2):
+            loss = squares(model(torch.randn(4, 8)))
+            with Ops() as mode:
+                loss = loss.exp()
+                if leave != "before backward":
+                    loss.backward()
+                if leave == "after the next pass":
+                    loss = squares(model(torch.randn(4, 8)))
+            if leave == "before backward":
+                loss.backward()
+            depths.append(torch._C._len_torch_dispatch_stack())
+            seen.append(mode.seen)
+        return seen, depths, values_of(model)
+
+    both_ways(work, attach)
 
 
 def test_the_fused_encoder_path_is_still_taken(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +523,8 @@ def test_an_exception_in_the_block_restores_everything(attach: Attach) -> None:
             model(torch.randn(2, 8)).sum().backward()
             raise ZeroDivisionError
 
-    pytest.raises(ZeroDivisionError, fails)
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert process_state() == before
     assert hooks_of(model) == {}
     assert shape_of(model) == shape

@@ -256,3 +256,46 @@ def test_failure_in_the_loop_does_not_lose_count(record) -> None:
     recorded = record(model, work)
     assert passes(recorded) == [(0, 1), (1, 1), (2, 1)]
     assert recorded.run.info["status"] == "closed"
+
+
+def test_the_watch_runs_on_every_step(record) -> None:
+    """Whatever every says, a NaN is found in its own step, located, and the gradient norm is there for all steps."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def work(trace):
+        for i in range(5):
+            x = torch.full((2, 3), -1.0 if i == 3 else 1.0)
+            model(x.sqrt()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    recorded = record(model, work, every=10)
+    first = recorded.run.first_nonfinite
+    assert (first.step, first.phase, first.cause) == (3, "data", "nonfinite_input")
+    assert sorted(set(recorded.tensors["step"])) == [0]
+    norms = recorded.values("grad_norm")
+    assert [step for step, _ in norms] == [0, 1, 2, 3, 4]
+    assert norms[0][1] == pytest.approx(norms[1][1], rel=0.5)
+
+
+def test_a_sum_that_overflows_is_no_finding(record) -> None:
+    """The watch sums; where only the sum is infinite, not an element, nothing is reported."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(x) * 0 + 3e38
+
+    model = Large()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def work(trace):
+        for _ in range(3):
+            (model(torch.ones(20, 3)) * 1e-30).sum().backward()
+            optimizer.step()
+
+    assert record(model, work, every=10).run.first_nonfinite is None

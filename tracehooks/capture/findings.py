@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tracehooks.capture.places import Place
 from tracehooks.capture.recorder import Drained, Row
+from tracehooks.capture.watch import Seen
 from tracehooks.core.records import FirstNonFinite
 
 GRADIENTS = ("gradient", "gradient_local")
@@ -17,24 +19,28 @@ MAY_BE_MASKED = ("input", "forward", "buffer", "probe", "optimizer")
 """Phases in which -inf alone is no finding: masks and log-space states are full of it."""
 
 
-Seen = tuple[str, str, str]
+Site = tuple[str, str, str]
 """A site by phase, module and slot."""
 
 
-def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Seen, FirstNonFinite]]:
+def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFinite]]:
     """Rows that hold a NaN or an infinity that is not a mask's, and losses, in execution order; parameters that were so
     before the first step come first.
 
     Args:
         scaled: a GradScaler is at work: gradients that overflow are its business, not a finding.
     """
-    found: list[tuple[tuple[int, ...], Seen, FirstNonFinite]] = []
+    found: list[tuple[tuple[int, ...], Site, FirstNonFinite]] = []
     for i, (row, bad) in enumerate(zip(drained.rows, _bad(drained, scaled), strict=True)):
         if bad:
             place = row.place
             late = not (row.step == 0 and place.phase == "parameter")
             seen = place.phase, place.module, place.slot
             found.append(((late, row.step, row.seq), seen, _of_row(row, _statistics(i, drained))))
+    for sum_ in drained.watched:
+        if _watched_bad(sum_, scaled):
+            site = sum_.place.phase, sum_.place.module, sum_.place.slot
+            found.append(((True, sum_.step, sum_.seq), site, _of_watched(sum_)))
     for seq, step, name, value in drained.scalars:
         if name == "loss" and not math.isfinite(value) and not scaled:
             found.append(((True, step, seq), ("loss", "", ""), _of_loss(step, value)))
@@ -61,6 +67,17 @@ def gradient_norm(drained: Drained) -> float | None:
     return float(np.sqrt(squares.sum()))
 
 
+def _watched_bad(seen: Seen, scaled: bool) -> bool:
+    if scaled and seen.place.phase in ("backward", *GRADIENTS):
+        return False
+    return not (seen.value == -math.inf and seen.place.phase in MAY_BE_MASKED)
+
+
+def _of_watched(seen: Seen) -> FirstNonFinite:
+    value = "nan" if math.isnan(seen.value) else "inf" if seen.value > 0 else "-inf"
+    return _of(seen.step, seen.place, seen.training, value, None)
+
+
 def _bad(drained: Drained, scaled: bool) -> NDArray[np.bool_]:
     phases = [row.place.phase for row in drained.rows]
     alarming = (drained.columns["nan"] > 0) | (drained.columns["posinf"] > 0)
@@ -80,38 +97,42 @@ def _statistics(i: int, drained: Drained) -> dict[str, Any]:
 
 
 def _of_row(row: Row, statistics: dict[str, Any]) -> FirstNonFinite:
-    place = row.place
     value = "nan" if statistics["nan"] else "inf" if statistics["posinf"] else "-inf"
-    phase = _phase(row)
+    return _of(row.step, row.place, row.training, value, statistics)
+
+
+def _of(step: int, place: Place, training: bool, value: str, statistics: dict[str, Any] | None) -> FirstNonFinite:
+    phase = _phase(step, place.phase, training)
     name = f"{place.module}.{place.slot}".lstrip(".")
     held = place.phase in ("parameter", "update", "optimizer", *GRADIENTS)
     where = (
         f"module {place.module or '(root)'} ({place.type}), {place.slot}" if not held else f"{place.phase} of {name}"
     )
-    count = sum(statistics[kind] for kind in ("nan", "posinf", "neginf"))
+    many = ""
+    if statistics is not None:
+        count = sum(statistics[kind] for kind in ("nan", "posinf", "neginf"))
+        many = f", {count:,} of {statistics['count']:,} elements not finite"
     return FirstNonFinite(
-        step=row.step,
+        step=step,
         phase=phase,
         module=place.module,
         value=value,
-        message=f"first non-finite value, step {row.step}, {phase}, {where}: {value}, "
-        f"{count:,} of {statistics['count']:,} elements not finite",
+        message=f"first non-finite value, step {step}, {phase}, {where}: {value}{many}",
         params=(name,) if held else (),
         buffer=name if place.phase == "buffer" else None,
         output=statistics,
     )
 
 
-def _phase(row: Row) -> str:
-    phase = row.place.phase
+def _phase(step: int, phase: str, training: bool) -> str:
     if phase == "input":
         return "data"
     if phase == "parameter":
-        return "param" if row.step == 0 else "update"
+        return "param" if step == 0 else "update"
     if phase in ("backward", *GRADIENTS):
         return "backward"
     if phase == "forward" or phase == "probe":
-        return "forward" if row.training else "eval"
+        return "forward" if training else "eval"
     return "buffer" if phase == "buffer" else "update"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from tracehooks.capture.session import Session
@@ -48,7 +49,7 @@ class OutputHook(Hook):
         self.path, self.type = path, type(module).__name__
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self.session.wants_outputs:
+        if not torch.compiler.is_compiling() and self.session.live:
             self.session.module_returned(self.path, self.type, output)
 
 
@@ -148,6 +149,32 @@ class BackwardSeen(Hook):
     def __call__(self, gradient: Tensor) -> None:
         if not torch.compiler.is_compiling():
             self.session.backward_reached(self.micro, self.slot, gradient)
+
+
+class TensorHooks:
+    """Hooks on the tensors of the passes whose backward has not come yet."""
+
+    def __init__(self) -> None:
+        self._handles: list[tuple[RemovableHandle, bool]] = []
+
+    def add(self, tensor: Tensor, hook: GradientHook | BackwardSeen) -> None:
+        """Hook a tensor that requires a gradient."""
+        # reading grad_fn first brings a stale view's node up to date; without it register_hook can crash the process
+        _ = tensor.grad_fn
+        self._handles.append((tensor.register_hook(hook), tensor.is_leaf))  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Backward is over. Other tensors take their hooks with them; hooks on leaves would fire in every later pass."""
+        for handle, leaf in self._handles:
+            if leaf:
+                handle.remove()
+        self._handles.clear()
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        for handle, _ in self._handles:
+            handle.remove()
+        self._handles.clear()
 
 
 def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

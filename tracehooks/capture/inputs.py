@@ -8,7 +8,8 @@ from torch import nn
 
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.masks import convention, masks_among
-from tracehooks.capture.recorder import Place, Recorder
+from tracehooks.capture.places import Place
+from tracehooks.capture.recorder import Recorder
 from tracehooks.core.config import Config
 
 Arguments = list[tuple[str, Any]]

@@ -13,7 +13,8 @@ from torch.optim.optimizer import Optimizer
 from tracehooks.capture import optimizers, torch_internals
 from tracehooks.capture.optimizers import Optimizers
 from tracehooks.capture.parameters import Census, Held, UpdateProbe, held_parameters
-from tracehooks.capture.recorder import Place, Recorder
+from tracehooks.capture.places import Place
+from tracehooks.capture.recorder import Recorder
 from tracehooks.core.config import Config
 from tracehooks.core.names import canonical
 
@@ -89,6 +90,22 @@ class ModelState:
             gradient = held.tensor.grad
             if gradient is not None:
                 self._recorder.tensor(optimizers.unscaled(gradient, scale), _place(phase, held))
+
+    def watch_gradients(self, optimizer: Optimizer | None) -> None:
+        """Watch gradients in a step that records none."""
+        scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
+        found = [held for held in self._unrecorded("gradient", self._of(optimizer)) if held.tensor.grad is not None]
+        gradients = [optimizers.unscaled(held.tensor.grad, scale) for held in found if held.tensor.grad is not None]
+        self._recorder.watch_gradients(gradients, [_place("gradient", held) for held in found])
+
+    def watch_results(self, optimizer: Optimizer) -> None:
+        """Watch what a step that records none left: the parameters it changed, and buffers."""
+        own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
+        for held in self.census.parameters:
+            if id(held.tensor) in own:
+                self._recorder.tensor(held.tensor, _place("update", held))
+        for held in self.census.buffers:
+            self._recorder.tensor(held.tensor, _place("buffer", held))
 
     def look(self, optimizer: Optimizer) -> None:
         """Remember values before the step, to tell what it did."""

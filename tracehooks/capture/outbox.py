@@ -28,7 +28,7 @@ class Outbox:
         self.stopped = False
         """Writing failed: nothing more is recorded, training goes on."""
         self._recorder, self._config, self._locate = recorder, config, locate
-        self._dismissed: set[findings.Seen] = set()
+        self._dismissed: set[findings.Site] = set()
         self._pending: list[Batch] = []
         self._failures: set[str] = set()
 

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
+from tracehooks.capture.places import Place
+from tracehooks.capture.watch import Seen, Watch
 from tracehooks.core.records import Batch
 from tracehooks.stats.masks import summarize_mask, unpack_masks
 
@@ -28,18 +30,6 @@ Array = NDArray[Any]
 
 Pending = tuple[int, int, int, int, str, float | Tensor]
 """A scalar on its way: step, micro, time_ns, seq, name, value."""
-
-
-class Place(NamedTuple):
-    """Where a tensor was seen: the columns of a tensors row that name the site."""
-
-    phase: str
-    module: str
-    type: str
-    slot: str
-    call: int = 0
-    micro: int = 0
-    recompute: bool = False
 
 
 class Row(NamedTuple):
@@ -64,6 +54,8 @@ class Drained(NamedTuple):
     columns: dict[str, Array]
     scalars: list[tuple[int, int, str, float]]
     """(seq, step, name, value)."""
+    watched: list[Seen]
+    """Tensors of steps that record none, whose sum is not finite."""
 
 
 class Recorder:
@@ -72,6 +64,9 @@ class Recorder:
     def __init__(self, spec: stats.Spec) -> None:
         self.spec = spec
         self.step = 0
+        self.only_watching = False
+        """This step records no tensors: they are watched for non-finite values."""
+        self.watch = Watch()
         self.training = True
         """Whether the forward pass under way computes gradients: kept with each row, not written."""
         self._seq = itertools.count()
@@ -97,6 +92,9 @@ class Recorder:
         self, x: Tensor, place: Place, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
     ) -> None:
         """Measure a tensor. ``shape`` and ``dtype`` override what the row says, for a sample of a larger tensor."""
+        if self.only_watching:
+            self.watch.tensor(x, place, self.step, next(self._seq), self.training)
+            return
         values = torch_internals.unwrapped(x)
         if values is None or not stats.measurable(values):
             return
@@ -116,6 +114,12 @@ class Recorder:
             )
         )
 
+    def watch_gradients(self, gradients: Sequence[Tensor], places: Sequence[Place]) -> None:
+        """Watch parameter gradients all at once; their norm is the scalar grad_norm."""
+        norm = self.watch.norms(gradients, places, self.step, next(self._seq))
+        if norm is not None:
+            self.scalar("grad_norm", norm)
+
     def begin_pass(self) -> None:
         """A forward pass begins: outputs of the last one are forgotten."""
         self._outputs.clear()
@@ -134,7 +138,7 @@ class Recorder:
     def mask(self, x: Tensor, module: str, slot: str, micro: int, convention: str | None) -> None:
         """Emptiness of a mask. ``convention`` None: it is told from the values."""
         values = torch_internals.unwrapped(x)
-        if values is None or values.ndim == 0:
+        if self.only_watching or values is None or values.ndim == 0:
             return
         with torch_internals.undisturbed():
             packed = summarize_mask(values, convention)
@@ -145,7 +149,13 @@ class Recorder:
     def samples(self, x: Tensor, name: str, split: str, micro: int, source_ids: Sequence[str] | None = None) -> None:
         """Fingerprints of the samples of a batch."""
         values = torch_internals.unwrapped(x)
-        if values is None or values.ndim == 0 or values.layout != torch.strided or not stats.measurable(values):
+        if (
+            self.only_watching
+            or values is None
+            or values.ndim == 0
+            or values.layout != torch.strided
+            or not stats.measurable(values)
+        ):
             return
         with torch_internals.undisturbed():
             hashes = stats.fingerprints(values)
@@ -185,7 +195,7 @@ class Recorder:
         ]
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
         named = [(seq, step, name, value) for step, _, _, seq, name, value in scalars]
-        return Drained([batch for batch in batches if len(batch)], rows, columns, named)
+        return Drained([batch for batch in batches if len(batch)], rows, columns, named, self.watch.drain())
 
     def _measure(self, x: Tensor) -> int:
         """Index of the packed statistics; a tensor that was just measured and not changed since is not read again."""

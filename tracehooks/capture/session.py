@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from tracehooks.capture import torch_internals
 from tracehooks.capture.clock import Clock
 from tracehooks.capture.edge import edge
-from tracehooks.capture.hooks import BackwardSeen, GradientHook
+from tracehooks.capture.hooks import BackwardSeen, GradientHook, TensorHooks
 from tracehooks.capture.inputs import Inputs
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.losses import Losses
 from tracehooks.capture.model_state import ModelState
 from tracehooks.capture.outbox import Outbox
-from tracehooks.capture.recorder import Place, Recorder
+from tracehooks.capture.passes import Passes
+from tracehooks.capture.places import Place
+from tracehooks.capture.recorder import Recorder
 from tracehooks.capture.steps import Steps
 from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.wiring import Wiring
@@ -64,16 +65,14 @@ class Session:
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
         self.paused = False
-        self._depth = 0
+        self.passes = Passes()
+        self.tensor_hooks = TensorHooks()
         self._backward_depth = 0
         self._stepping: list[int] = []
         self._scaler_stepped = False
-        self._calls: dict[tuple[str, bool], int] = {}
-        self._orphan: tuple[str, bool] | None = None
-        self._root_called: set[bool] = set()
-        self._handles: list[tuple[RemovableHandle, bool]] = []
         self._batch = 0
-        self.recording = self.wants_outputs = False
+        self.live = self.recording = False
+        """Whether this step is watched for non-finite values, and whether its tensors are recorded."""
 
     # ---- life
 
@@ -96,12 +95,10 @@ class Session:
         self.closed = self.silent = True
         if self._locator is not None:
             self._locator.close()
-        self.recording = self.wants_outputs = False
+        self.live = self.recording = False
         SWITCHBOARD.disconnect(self)
         self.wiring.disconnect()
-        for handle, _ in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self.tensor_hooks.remove()
         self.state.release()
         self.wiring.release()
         if self.pid == os.getpid():
@@ -119,30 +116,21 @@ class Session:
         """The root is called; ``arguments`` are the same by name."""
         if torch_internals.graph_task_id() != -1 or torch_internals.tracing():
             return
-        self._depth += 1
-        self.wants_outputs = self.recording
-        if self._depth > 1:
+        if not self.passes.enter():
             return
         self._begin_pass()
-        self._root_called.add(self.recorder.training)
         self.clock.begin("forward" if self.recorder.training else "evaluation")
-        self._orphan = None
-        if self.recording:
+        if self.live:
             batch = self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
             self._batch += batch if self.recorder.training else 0
-        self.wants_outputs = self.recording
         if self._locator is not None:
             self._locator.pass_begins(args, kwargs, self.steps.micro)
 
     @edge
     def pass_ends(self, output: Any) -> None:
         """The root returned, or raised (then ``output`` is None)."""
-        if torch_internals.graph_task_id() != -1 or torch_internals.tracing() or not self._depth:
+        if torch_internals.graph_task_id() != -1 or torch_internals.tracing() or not self.passes.leave():
             return
-        self._depth -= 1
-        if self._depth:
-            return
-        self.wants_outputs = not self.outbox.stopped
         self.clock.end("forward" if self.recorder.training else "evaluation")
         if self.recorder.training:
             self._await_backward(output)
@@ -157,7 +145,7 @@ class Session:
         module = self.wiring.paths.get(path)
         if module is None or torch_internals.graph_task_id() != -1 or torch_internals.tracing():
             return
-        self.inputs.of_module(path, module, arguments, self._calls.get((path, False), 0), self.steps.micro)
+        self.inputs.of_module(path, module, arguments, self.passes.coming_call(path), self.steps.micro)
 
     @edge
     def module_returned(self, path: str, type: str, output: Any) -> None:
@@ -165,21 +153,20 @@ class Session:
         recompute = torch_internals.graph_task_id() != -1
         if torch_internals.tracing():
             return
-        if not self._depth and not recompute:
+        if not self.passes.depth and not recompute:
             self._orphan_returned(path, output)
-        if not self.recording:
+        if not self.live:
             return
-        call = self._calls.get((path, recompute), 0)
-        self._calls[path, recompute] = call + 1
+        call = self.passes.next_call(path, recompute)
         micro = self.steps.micro
-        grad = "output_grads" in self.config.record and torch.is_grad_enabled()
+        grad = self.recording and "output_grads" in self.config.record and torch.is_grad_enabled()
         for slot, tensor in leaves(output, "output"):
             if "outputs" in self.config.record:
                 self.recorder.tensor(tensor, Place("forward", path, type, slot, call, micro, recompute))
             if grad and tensor.requires_grad:
-                self._watch(tensor, GradientHook(self, path, type, slot, call, micro, recompute))
+                self.tensor_hooks.add(tensor, GradientHook(self, path, type, slot, call, micro, recompute))
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self, opener: str | None = None) -> None:
         training = torch.is_grad_enabled()
         if training and self.steps.next_is_new:
             self._end_of_step()
@@ -191,22 +178,18 @@ class Session:
             self.clock.start()
         self.recorder.training = training
         self.recorder.begin_pass()
-        self._calls.clear()
+        self.passes.begin(training, opener)
         if self.recording and self.state.outdated():
             self._rewire()
         if len(self.recorder) > FLUSH_ROWS:
             self._flush()
 
     def _orphan_returned(self, path: str, output: Any) -> None:
-        """A module ran outside the root's forward. It begins a step that is due; where the root is never called
-        (methods of it, submodules only) the first module's pass counts: without gradients its next call begins the
-        next pass, with gradients the first call after backward or a step does."""
+        """A module ran outside the root's forward: it begins a step that is due and, where the root is never called
+        (methods of it, submodules only), a pass."""
         training = torch.is_grad_enabled()
-        due = training and self.steps.next_is_new
-        opens = self._orphan is None or self._orphan[1] != training or (not training and self._orphan[0] == path)
-        if due or (opens and training not in self._root_called):
-            self._begin_pass()
-            self._orphan = path, training
+        if (training and self.steps.next_is_new) or self.passes.opens(path, training):
+            self._begin_pass(path)
         if training and not self.recording:
             self._await_backward(output)
 
@@ -244,12 +227,12 @@ class Session:
         if self._backward_depth:
             return
         self.clock.end("backward")
-        self._forget_handles()
+        self.tensor_hooks.forget()
         if self._locator is not None:
             self._locator.backward_ends()
         if not self.losses.backward_ends(self.steps.micro):
             return  # it was another model's
-        self._orphan = None
+        self.passes.end_opened()
         if not self.state.optimizers.any():
             if self.recording:
                 self.state.record_gradients("gradient_local")
@@ -268,19 +251,7 @@ class Session:
     def _await_backward(self, output: Any) -> None:
         for slot, tensor in leaves(output, "output"):
             if tensor.requires_grad and torch.is_grad_enabled():
-                self._watch(tensor, BackwardSeen(self, self.steps.micro, slot))
-
-    def _watch(self, tensor: Tensor, hook: GradientHook | BackwardSeen) -> None:
-        # reading grad_fn first brings a stale view's node up to date; without it register_hook can crash the process
-        _ = tensor.grad_fn
-        self._handles.append((tensor.register_hook(hook), tensor.is_leaf))  # type: ignore[no-untyped-call]
-
-    def _forget_handles(self) -> None:
-        """Non-leaf tensors take their hooks with them; hooks on leaves would fire in every later backward pass."""
-        for handle, leaf in self._handles:
-            if leaf:
-                handle.remove()
-        self._handles.clear()
+                self.tensor_hooks.add(tensor, BackwardSeen(self, self.steps.micro, slot))
 
     # ---- the optimizer's step
 
@@ -299,16 +270,16 @@ class Session:
             self._end_of_step(self.steps.step - 1)
             self._begin_step()
         self.clock.begin("optimizer")
-        self._orphan = None
+        self.passes.end_opened()
         if self._locator is not None:
             self._locator.update_begins(optimizer)
-        if not self.recording:
+        if not self.live:
             return
         if not closure:
-            self.state.record_gradients("gradient", optimizer)
-            self.state.record_parameters()
+            self._record_gradients(optimizer)
             self._act_on_nonfinite(optimizer)
-        self.state.look(optimizer)
+        if self.recording:
+            self.state.look(optimizer)
 
     @edge
     def optimizer_ends(self, optimizer: Optimizer) -> None:
@@ -319,10 +290,12 @@ class Session:
         if self._stepping:
             return
         self._scaler_stepped = True
-        if self.recording:  # with a closure gradients and parameters were not there to be read before
-            self.state.record_gradients("gradient", optimizer)
-            self.state.record_parameters()
+        if self.live:  # with a closure gradients and parameters were not there to be read before
+            self._record_gradients(optimizer)
+        if self.recording:
             self.state.record_updates(optimizer)
+        elif self.live:
+            self.state.watch_results(optimizer)
         self.state.record_settings(optimizer)
         self._optimizer_done(optimizer)
 
@@ -341,11 +314,17 @@ class Session:
         if self._scaler_stepped or not self.state.optimizers.holds_ours(optimizer):
             return
         self._meet(optimizer)
+        if self.live:
+            self._record_gradients(optimizer)
+        self.outbox.note_skipped(type(optimizer).__name__, self.steps.step)
+        self._optimizer_done(optimizer)
+
+    def _record_gradients(self, optimizer: Optimizer) -> None:
         if self.recording:
             self.state.record_gradients("gradient", optimizer)
             self.state.record_parameters()
-        self.outbox.note_skipped(type(optimizer).__name__, self.steps.step)
-        self._optimizer_done(optimizer)
+        else:
+            self.state.watch_gradients(optimizer)
 
     def _optimizer_done(self, optimizer: Optimizer) -> None:
         self.steps.optimizer_ends(id(optimizer))
@@ -408,9 +387,9 @@ class Session:
         self._select_step()
 
     def _select_step(self) -> None:
-        live = not (self.paused or self.outbox.stopped or self.closed)
-        self.recording = live and self.config.records(self.steps.step)
-        self.wants_outputs = self.recording or (live and not self._depth)
+        self.live = not (self.paused or self.outbox.stopped or self.closed)
+        self.recording = self.live and self.config.records(self.steps.step)
+        self.recorder.only_watching = not self.recording
 
     def _end_of_step(self, step: int | None = None) -> None:
         step = self.steps.step if step is None else step
