@@ -1,0 +1,27 @@
+"""docs/diff.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tracehooks.analysis.compare import STATUSES
+from tracehooks.analysis.tolerance import DEPTH, EPSILON, SAFETY
+
+TEXT = (Path(__file__).parents[2] / "docs" / "diff.md").read_text()
+
+
+def test_every_status_is_documented() -> None:
+    """The table of statuses names exactly those that rows have."""
+    table = TEXT.split("## Status of a row")[1].split("\n## ")[0]
+    named = [
+        name for line in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
+    ]
+    assert sorted(named) == sorted(STATUSES)
+
+
+def test_constants_are_documented() -> None:
+    """The formula of the tolerance has the code's numbers."""
+    assert f"ε(dtype) · {SAFETY:.0f} · √(1 + depth / {DEPTH:.0f})" in TEXT
+    for dtype in ("float64", "float32", "float16", "bfloat16"):
+        assert f"{EPSILON[dtype]:.1e}".replace("e-0", "e-") in TEXT

@@ -1,0 +1,170 @@
+"""Row by row: equal, within tolerance, or how far apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracehooks.analysis.align import Alignment
+from tracehooks.analysis.tolerance import EPSILON, SKETCH_FLOOR, Tolerance
+from tracehooks.analysis.window import NONFINITE, STATISTICS, Bools, Floats, Ints, Vocabulary, Window
+
+STATUSES = ("equal", "within", "differs", "only_a", "only_b", "shape", "dtype")
+EQUAL, WITHIN, DIFFERS, ONLY_A, ONLY_B, SHAPE, DTYPE = range(len(STATUSES))
+
+Wide = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Status, relative difference and tolerance of each aligned row. The difference is NaN where there is none to take
+    (one side only, another shape) and infinite where counts of elements or non-finite values disagree."""
+
+    status: NDArray[np.int8]
+    distance: Floats
+    allowed: Floats
+
+
+def compare(a: Window, b: Window, pairs: Alignment, tolerance: Tolerance, vocabulary: Vocabulary) -> Comparison:
+    """Compare aligned rows; statistics are read only where the hashes do not settle it."""
+    size = len(pairs.a)
+    status = np.zeros(size, np.int8)
+    status[pairs.b < 0] = ONLY_A
+    status[pairs.a < 0] = ONLY_B
+    distance = np.where(status == EQUAL, 0.0, np.nan)
+    allowed = np.full(size, np.nan)
+    both = np.flatnonzero(status == EQUAL)
+    rows_a, rows_b = pairs.a[both], pairs.b[both]
+    open_pairs, hashes_differ = _unsettled(a, b, rows_a, rows_b)
+    allowed[both] = _allowed(a, b, rows_a, rows_b, tolerance, vocabulary)
+    if len(open_pairs):
+        at = both[open_pairs]
+        found = _judge(a, b, rows_a[open_pairs], rows_b[open_pairs], hashes_differ, allowed[at], tolerance)
+        status[at], distance[at] = found
+    _mark_consequences_of_parameters(a, pairs, status, vocabulary)
+    return Comparison(status, distance, allowed)
+
+
+def _unsettled(a: Window, b: Window, rows_a: Ints, rows_b: Ints) -> tuple[Ints, Bools]:
+    """The pairs that are not alike in shape, dtype and hash, and which of them have hashes that differ."""
+    hashed = a.has_hash[rows_a] & b.has_hash[rows_b]
+    same_hash = a.hash[rows_a] == b.hash[rows_b]
+    alike = hashed & same_hash
+    for name in ("shape", "dtype"):
+        alike &= a.columns[name][rows_a] == b.columns[name][rows_b]
+    rest = np.flatnonzero(~alike)
+    return rest, (hashed & ~same_hash)[rest]
+
+
+def _allowed(a: Window, b: Window, rows_a: Ints, rows_b: Ints, tolerance: Tolerance, vocabulary: Vocabulary) -> Floats:
+    """By the coarser dtype of the two and the depth of the row: its place in its step, times the steps before."""
+    exact = np.maximum(
+        _epsilons(a, tolerance, vocabulary)[rows_a],
+        _epsilons(b, tolerance, vocabulary)[rows_b],
+    )
+    step = a.columns["step"][rows_a]
+    initial = a.columns["phase"][rows_a] == vocabulary.code("parameter")
+    place = np.where(initial, 0, np.maximum(a.columns["seq"][rows_a], b.columns["seq"][rows_b]))
+    allowed = tolerance.allowed(exact, place * (1 + step) + step)
+    if tolerance.same_environment:
+        allowed[initial & (step == 0)] = 0.0
+    return allowed
+
+
+def _epsilons(window: Window, tolerance: Tolerance, vocabulary: Vocabulary) -> Floats:
+    """The rounding unit of each row; 0 for whole numbers."""
+    combined = window.columns["dtype"] * len(vocabulary.names) + window.columns["device"]
+    kinds, inverse = np.unique(combined, return_inverse=True)
+    names = [divmod(int(kind), len(vocabulary.names)) for kind in kinds]
+    units = [tolerance.epsilon(vocabulary.names[dtype], vocabulary.names[device]) for dtype, device in names]
+    return np.array(units, np.float64)[inverse] if units else np.empty(0)
+
+
+def coarsest(window: Window, tolerance: Tolerance, vocabulary: Vocabulary) -> float:
+    """The largest rounding unit of the rows; that of float32 where there is none."""
+    return float(_epsilons(window, tolerance, vocabulary).max(initial=0.0)) or EPSILON["float32"]
+
+
+def _judge(
+    a: Window, b: Window, rows_a: Ints, rows_b: Ints, hashes_differ: Bools, allowed: Floats, tolerance: Tolerance
+) -> tuple[NDArray[np.int8], Floats]:
+    wide_a, wide_b = a.wide(rows_a), b.wide(rows_b)
+    same_dtype = a.columns["dtype"][rows_a] == b.columns["dtype"][rows_b]
+    same_shape = a.columns["shape"][rows_a] == b.columns["shape"][rows_b]
+    distance = difference(wide_a, wide_b)
+    no_hash = ~(a.has_hash[rows_a] & b.has_hash[rows_b])
+    bits = same_dtype & no_hash & _all_equal(wide_a, wide_b)
+    bits |= same_dtype & ~no_hash & ~hashes_differ
+    within = distance <= allowed
+    exact = (allowed == 0) | (tolerance.relative == 0)
+    within &= ~(exact & hashes_differ)
+    status = np.where(bits, EQUAL, np.where(within, WITHIN, DIFFERS))
+    status = np.where(within & ~same_dtype, DTYPE, status)
+    status = np.where(same_shape, status, SHAPE)
+    return status.astype(np.int8), np.where(same_shape, np.where(bits, 0.0, distance), np.nan)
+
+
+def difference(a: Wide, b: Wide) -> Floats:
+    """The largest relative difference of the statistics: mean, std and rms relative to the larger rms, min, max and
+    absmax to the larger absmax; with sketches also the estimated ‖a − b‖ / (rms·√n). Infinite where the numbers of
+    elements or of non-finite elements disagree."""
+    worst = np.zeros(len(a["count"]))
+    for name in STATISTICS:
+        scale = np.fmax(a["rms"], b["rms"]) if name in ("mean", "std", "rms") else np.fmax(a["absmax"], b["absmax"])
+        np.maximum(worst, _relative(a[name], b[name], scale), out=worst)
+    if "sketch" in a and "sketch" in b:
+        np.maximum(worst, _sketch_distance(a, b), out=worst)
+    for name in ("count", *NONFINITE):
+        worst[a[name] != b[name]] = np.inf
+    return worst
+
+
+def _relative(x: NDArray[Any], y: NDArray[Any], scale: Floats) -> Floats:
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratio: Floats = np.abs(np.subtract(x, y)) / scale
+    ratio[_same(x, y)] = 0.0
+    ratio[np.isnan(ratio)] = np.inf
+    return ratio
+
+
+def _sketch_distance(a: Wide, b: Wide) -> Floats:
+    finite = a["count"] - sum(a[name] for name in NONFINITE)
+    scale = np.fmax(a["rms"], b["rms"]) * np.sqrt(np.maximum(finite, 1))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        apart: Floats = np.sqrt(np.square(np.subtract(a["sketch"], b["sketch"])).sum(axis=1)) / scale
+    apart[~(apart > SKETCH_FLOOR)] = 0.0
+    return apart
+
+
+def _all_equal(a: Wide, b: Wide) -> Bools:
+    equal = np.ones(len(a["count"]), bool)
+    for name in ("count", *NONFINITE, "zeros", *STATISTICS):
+        equal &= _same(a[name], b[name])
+    if "sketch" in a and "sketch" in b:
+        apart = ~_same(a["sketch"], b["sketch"]) & ~np.isnan(a["sketch"]) & ~np.isnan(b["sketch"])
+        equal &= ~apart.any(axis=1)
+    return equal
+
+
+def _same(x: NDArray[Any], y: NDArray[Any]) -> Bools:
+    """Equal, NaN being equal to NaN."""
+    return np.asarray((x == y) | ((x != x) & (y != y)))
+
+
+def _mark_consequences_of_parameters(
+    a: Window, pairs: Alignment, status: NDArray[np.int8], vocabulary: Vocabulary
+) -> None:
+    """A module's output that changed along with the module's own parameter differs, however small the change: its cause
+    is known, so it is no rounding noise."""
+    paired = (pairs.a >= 0) & (pairs.b >= 0)
+    if not paired.any():
+        return
+    place = a.columns["step"][pairs.a] * len(vocabulary.names) + a.columns["module"][pairs.a]
+    phase = a.columns["phase"][pairs.a]
+    changed = paired & (status >= DIFFERS) & (phase == vocabulary.code("parameter"))
+    if changed.any():
+        outputs = paired & (status == WITHIN) & (phase == vocabulary.code("forward"))
+        status[outputs & np.isin(place, place[changed])] = DIFFERS

@@ -1,0 +1,73 @@
+"""A diff in words, for a person at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from tracehooks.analysis.diff import Diff
+
+LISTED = 10
+"""Items of a list that are spelled out; the rest is counted."""
+
+
+def essay(found: Diff) -> str:
+    """Identical, equal within tolerance, or where they part and why; then what else the two runs do not share."""
+    return "\n".join([*_verdict(found), *_beside(found)])
+
+
+def _verdict(found: Diff) -> Iterator[str]:
+    total, rows = len(found.rows), _counted(len(found.rows), "row")
+    if not total:
+        yield f"{found.a} and {found.b}: nothing to compare, neither run has rows"
+    elif found.identical:
+        yield f"{found.a} and {found.b} are identical: all {rows} equal"
+    elif found.within_tolerance:
+        yield f"{found.a} and {found.b} are equal within tolerance: {found.counts['within']} of {rows} differ in bits"
+        yield f"first bits to differ: {found.first_bits}"
+    else:
+        yield f"{found.a} and {found.b} differ"
+        yield f"first divergence: {found.first}"
+        yield from _listed("made by", found.culprits)
+        yield _extent(found)
+        if found.first_bits and found.first and found.first_bits != found.first:
+            yield f"bits differ before that, within tolerance: {found.first_bits}"
+
+
+def _beside(found: Diff) -> Iterator[str]:
+    yield from _listed(f"only in {found.a}", found.only_a)
+    yield from _listed(f"only in {found.b}", found.only_b)
+    yield from _listed("run.json", found.changes)
+    yield from _listed("could not be read, not compared", found.problems)
+
+
+def _extent(found: Diff) -> str:
+    beyond = found.differing
+    differing, recorded = _sites(beyond), _sites(found.rows)
+    steps = len(pc.unique(beyond["step"]))
+    told = ", ".join(f"{count} {status}" for status, count in found.counts.items() if count)
+    return f"{differing} of {_counted(recorded, 'site')} differ, in {_counted(steps, 'step')}; rows: {told}"
+
+
+def _sites(rows: pa.Table) -> int:
+    return len(
+        rows.select(["phase", "module", "slot", "call"]).group_by(["phase", "module", "slot", "call"]).aggregate([])
+    )
+
+
+def _listed(title: str, items: Sequence[object]) -> Iterator[str]:
+    if len(items) == 1:
+        yield f"{title}: {items[0]}"
+    elif items:
+        yield f"{title}:"
+        yield from (f"  {item}" for item in items[:LISTED])
+        if len(items) > LISTED:
+            yield f"  and {len(items) - LISTED} more"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,107 @@
+"""The first non-finite value of a run: as it was located live, or as the recorded rows show it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pa_dataset
+
+from tracehooks.core.records import FirstNonFinite, RunSource, Site
+
+PHASE_OF: dict[str, str] = {
+    "input": "data",
+    "forward": "forward",
+    "probe": "forward",
+    "op": "forward",
+    "backward": "backward",
+    "gradient": "backward",
+    "gradient_local": "backward",
+    "update": "update",
+    "optimizer": "update",
+    "buffer": "buffer",
+}
+"""What the phase of a row says about the phase of a `FirstNonFinite`; a parameter's depends on the step."""
+
+MINUS_INFINITY_MATTERS = ("backward", "gradient", "gradient_local", "parameter", "update", "optimizer")
+"""Elsewhere −inf alone is usually a mask, log(0) of a log-probability or a pad value, and harmless."""
+
+_SITE = ("step", "seq", "rank", "phase", "module", "slot", "call")
+_SEEN = ("slot", "dtype", "shape", "count", "nan", "posinf", "neginf", "min", "max")
+
+
+def first(run: RunSource) -> FirstNonFinite | None:
+    """The run's ``nonfinite`` event where there is one, else the first row, in execution order, that holds NaN or +inf
+    (or −inf where it matters); None when all is finite. A parameter counts as of the beginning of its step: it was so
+    before the forward pass used it."""
+    return _from_events(run) or _from_rows(run)
+
+
+def _from_events(run: RunSource) -> FirstNonFinite | None:
+    events = _scan(run, "events", ["step", "seq", "kind", "details"], pa_dataset.field("kind") == "nonfinite")
+    for event in sorted(events.to_pylist(), key=lambda row: (row["step"], row["seq"])):
+        details = _details(event["details"])
+        if details is not None:
+            return details
+    return None
+
+
+def _details(text: str) -> FirstNonFinite | None:
+    try:
+        details = json.loads(text)
+        return FirstNonFinite.from_details(details) if isinstance(details, Mapping) else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _from_rows(run: RunSource) -> FirstNonFinite | None:
+    nonfinite = (pa_dataset.field("nan") > 0) | (pa_dataset.field("posinf") > 0) | (pa_dataset.field("neginf") > 0)
+    rows = _scan(run, "tensors", sorted({*_SITE, *_SEEN}), nonfinite)
+    phase = rows["phase"].cast(pa.string())
+    seen = (rows["nan"].to_numpy() > 0) | (rows["posinf"].to_numpy() > 0)
+    seen |= pc.is_in(phase, value_set=pa.array(MINUS_INFINITY_MATTERS)).to_numpy()
+    positions = np.flatnonzero(seen)
+    if not len(positions):
+        return None
+    parameter = pc.equal(phase, "parameter").to_numpy()
+    seq = np.where(parameter, -1, rows["seq"].to_numpy())
+    order = np.lexsort((rows["rank"].to_numpy()[seen], seq[seen], rows["step"].to_numpy()[seen]))
+    return _described(rows.slice(int(positions[order[0]]), 1).to_pylist()[0])
+
+
+def _described(row: Mapping[str, Any]) -> FirstNonFinite:
+    site = Site(row["module"], row["slot"], row["phase"], row["call"])
+    phase, step, since = PHASE_OF.get(row["phase"], "forward"), row["step"], ""
+    params: tuple[str, ...] = ()
+    if row["phase"] in ("parameter", "gradient", "gradient_local", "update", "optimizer"):
+        params = (f"{row['module']}.{row['slot']}".lstrip("."),)
+    if row["phase"] == "parameter":
+        phase = "update" if step else "param"
+        since = " before the first step" if not step else " when the step began"
+    value = "nan" if row["nan"] else "inf" if row["posinf"] else "-inf"
+    counts = ", ".join(f"{row[name]} {name}" for name in ("nan", "posinf", "neginf") if row[name])
+    message = (
+        f"step {step}: {value} in {site}{since}: {counts} of {row['count']} elements, {row['dtype']}{row['shape']}"
+    )
+    return FirstNonFinite(
+        step=step,
+        phase=phase,
+        module=row["module"],
+        value=value,
+        message=message,
+        params=params,
+        buffer=row["slot"] if row["phase"] == "buffer" else None,
+        output={name: row[name] for name in _SEEN},
+    )
+
+
+def _scan(run: RunSource, table: str, columns: list[str], condition: pa_dataset.Expression) -> pa.Table:
+    try:
+        return run.dataset(table).to_table(columns=columns, filter=condition)
+    except (OSError, pa.ArrowInvalid):
+        run.verify(table)
+        return run.dataset(table).to_table(columns=columns, filter=condition)

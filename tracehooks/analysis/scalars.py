@@ -1,0 +1,94 @@
+"""The numbers of a step that two equal runs share: loss, learning rates, loss scale, gradient norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tracehooks.analysis.align import Alignment, align
+from tracehooks.analysis.compare import DIFFERS, EQUAL, ONLY_A, ONLY_B, WITHIN, Comparison
+from tracehooks.analysis.tolerance import EPSILON, SAFETY, Tolerance
+from tracehooks.analysis.window import Floats, Ints, Vocabulary, Window, execution_order
+from tracehooks.core.records import RunSource
+
+SETTINGS = r"^(lr(/.*)?|scale)$"
+"""Scalars that are set, not computed: they agree to float64, and where they differ they are causes."""
+
+COMPARED = r"^(loss(/.*)?|grad_norm|lr(/.*)?|scale)$"
+"""Times, throughput and the user's own numbers are not compared."""
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The compared scalars of some steps of one run, keyed like tensors: the name is the slot, the phase "scalar"."""
+
+    window: Window
+    values: Floats
+    setting: NDArray[np.bool_]
+
+
+def read_scalars(run: RunSource, vocabulary: Vocabulary) -> Scalars:
+    """All compared scalars of a run, in the order of steps."""
+    table = run.dataset("scalars").to_table(columns=["step", "micro", "name", "value", "rank"])
+    names = table["name"].cast(pa.string())
+    table = table.filter(pc.match_substring_regex(names, COMPARED).fill_null(False))
+    return _scalars(table, vocabulary)
+
+
+def _scalars(table: pa.Table, vocabulary: Vocabulary) -> Scalars:
+    size = len(table)
+    columns = {name: table[name].to_numpy().astype(np.int64) for name in ("step", "micro", "rank")}
+    order = execution_order(columns["step"], np.zeros(size, np.int64), np.zeros(size, np.int64))
+    order = np.arange(size) if order is None else order
+    names = table["name"].cast(pa.string())
+    columns["slot"] = vocabulary.encode(names)
+    columns |= {name: np.zeros(size, np.int64) for name in ("call", "recompute", "seq")}
+    columns["phase"] = np.full(size, vocabulary.code("scalar"))
+    columns["module"] = np.full(size, vocabulary.code(""))
+    columns = {name: column[order] for name, column in columns.items()}
+    setting = pc.match_substring_regex(names, SETTINGS).to_numpy()[order]
+    nothing = Window(columns, np.zeros(size, np.uint64), np.zeros(size, bool), order, table.select)
+    return Scalars(nothing, table["value"].to_numpy()[order], setting)
+
+
+def part(scalars: Scalars, steps: Ints) -> Scalars:
+    """The scalars of some steps."""
+    window = scalars.window
+    kept = np.flatnonzero(np.isin(window.columns["step"], steps))
+    columns = {name: column[kept] for name, column in window.columns.items()}
+    chosen = Window(columns, window.hash[kept], window.has_hash[kept], window.order[kept], window.read)
+    return Scalars(chosen, scalars.values[kept], scalars.setting[kept])
+
+
+def compare_scalars(
+    a: Scalars, b: Scalars, tolerance: Tolerance, *, epsilon: float, depth: int, by_rank: bool
+) -> tuple[Alignment, Comparison]:
+    """Align and compare. Computed numbers have the tolerance of the deepest tensor of their step (``epsilon`` of the
+    coarsest dtype, ``depth`` rows), settings that of float64."""
+    pairs = align(a.window, b.window, by_rank=by_rank)
+    size = len(pairs.a)
+    status = np.full(size, EQUAL, np.int8)
+    status[pairs.b < 0], status[pairs.a < 0] = ONLY_A, ONLY_B
+    distance, allowed = np.full(size, np.nan), np.full(size, np.nan)
+    both = np.flatnonzero(status == EQUAL)
+    x, y = a.values[pairs.a[both]], b.values[pairs.b[both]]
+    step = a.window.columns["step"][pairs.a[both]]
+    distance[both] = _relative(x, y)
+    computed = tolerance.allowed(np.full(len(both), epsilon), depth * (1 + step) + step)
+    exact = SAFETY * EPSILON["float64"] if tolerance.relative is None else tolerance.relative
+    allowed[both] = np.where(a.setting[pairs.a[both]], exact, computed)
+    unequal = np.where(distance[both] <= allowed[both], WITHIN, DIFFERS)
+    status[both] = np.where(distance[both] == 0, EQUAL, unequal)
+    return pairs, Comparison(status, distance, allowed)
+
+
+def _relative(x: Floats, y: Floats) -> Floats:
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        apart = np.abs(x - y) / np.maximum(np.abs(x), np.abs(y))
+    apart[np.isnan(apart)] = np.inf
+    apart[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    return apart

@@ -1,0 +1,161 @@
+"""A run at a glance, and its sites and rows as a table: what ``tracehooks show`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tracehooks.analysis.engine import query
+from tracehooks.core.errors import UnknownNameError
+from tracehooks.core.names import select as select_names
+from tracehooks.core.records import RunSource
+from tracehooks.core.schema import TABLES
+
+WORST = 5
+"""Sites named under each heading of worst values."""
+
+SORTS: dict[str, str] = {
+    "order": "first_seen",
+    "absmax": "absmax DESC NULLS LAST, first_seen",
+    "rms": "rms DESC NULLS LAST, first_seen",
+    "zeros": "zeros DESC NULLS LAST, first_seen",
+    "nonfinite": "nonfinite DESC, first_seen",
+}
+"""Ways to order sites: by first appearance in execution order, or by a statistic, largest first."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was recorded."""
+
+    run: Mapping[str, Any]
+    """Identity, from run.json: run_id, created, status, model, packages, git …"""
+    steps: Mapping[str, int | None]
+    """How many, the first and the last."""
+    ranks: tuple[int, ...]
+    rows: Mapping[str, int]
+    """Rows by table."""
+    sites: int
+    events: tuple[Mapping[str, Any], ...]
+    """How often each kind of event happened, with its first step and message."""
+    scalars: tuple[Mapping[str, Any], ...]
+    """First, last, smallest and largest value of each loss and setting."""
+    largest: tuple[Mapping[str, Any], ...]
+    """Sites with the largest magnitudes."""
+    emptiest: tuple[Mapping[str, Any], ...]
+    """Sites with the largest share of zeros, where it is above one half."""
+    nonfinite: tuple[Mapping[str, Any], ...]
+    """Sites that ever held a non-finite element."""
+    problems: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+_IDENTITY = ("run_id", "created", "closed", "status", "command", "git", "packages", "host", "devices", "world_size",
+             "model", "flags", "optimizers", "notes")  # fmt: skip
+
+_SITES = """
+SELECT phase, module, slot, call, first(type) AS type, first(dtype) AS dtype, count(*) AS rows,
+       min(step) AS first_step, max(step) AS last_step, max(absmax) AS absmax, arg_max(rms, step) AS rms,
+       arg_max(mean, step) AS mean, sum(zeros) / nullif(sum(count), 0) AS zeros,
+       sum(nan + posinf + neginf)::BIGINT AS nonfinite, min(step * 1000000000 + seq) AS first_seen
+FROM tensors WHERE {condition} GROUP BY phase, module, slot, call
+"""
+
+_SCALARS = """
+SELECT name, arg_min(value, step) AS first, arg_max(value, step) AS last, min(value) AS min, max(value) AS max,
+       count(*) AS rows
+FROM scalars WHERE NOT starts_with(name, 'time/') GROUP BY name ORDER BY name
+"""
+
+_EVENTS = """
+SELECT kind, any_value(severity) AS severity, count(*) AS count, min(step) AS first_step,
+       arg_min(message, step) AS message
+FROM events GROUP BY kind ORDER BY first_step, kind
+"""
+
+
+def summarize(run: RunSource) -> Summary:
+    """Everything `show` prints at a glance, in a handful of queries."""
+    steps = _one(query(run, "SELECT count(DISTINCT step) AS count, min(step) AS first, max(step) AS last FROM "
+                            "(SELECT step FROM tensors UNION ALL SELECT step FROM scalars)"))  # fmt: skip
+    sites = query(run, f"SELECT * FROM ({_SITES.format(condition='true')}) ORDER BY first_seen")
+    return Summary(
+        run={name: run.info.get(name) for name in _IDENTITY if run.info.get(name) is not None},
+        steps=steps,
+        ranks=tuple(query(run, "SELECT DISTINCT rank FROM tensors ORDER BY rank")["rank"].to_pylist()),
+        rows={name: _one(query(run, f"SELECT count(*) AS count FROM {name}"))["count"] for name in TABLES},
+        sites=len(sites),
+        events=tuple(query(run, _EVENTS).to_pylist()),
+        scalars=tuple(query(run, _SCALARS).to_pylist()),
+        largest=_worst(sites, "absmax"),
+        emptiest=tuple(site for site in _worst(sites, "zeros") if site["zeros"] > 0.5),
+        nonfinite=_worst(sites, "nonfinite", len(sites)),
+        problems=tuple(str(problem) for problem in run.problems),
+    )
+
+
+def sites(
+    run: RunSource,
+    *,
+    step: int | None = None,
+    module: str | Sequence[str] | None = None,
+    phase: str | None = None,
+    sort: str = "order",
+) -> pa.Table:
+    """One row for each site: phase, module, slot, call, type, dtype, rows, first_step, last_step, absmax (the largest),
+    rms and mean (of the last step), zeros (share), nonfinite (elements, all steps together).
+
+    Args:
+        step: of this step alone.
+        module: glob pattern, or several, on module paths.
+        phase: of this phase alone.
+        sort: one of `SORTS`.
+
+    Raises:
+        UnknownNameError: a step, pattern, phase or order that nothing answers to; the nearest are listed.
+    """
+    if sort not in SORTS:
+        raise UnknownNameError("order", sort, SORTS, "option sort")
+    conditions = ["true"]
+    if step is not None:
+        _known(run, "step", step, "option step")
+        conditions.append(f"step = {int(step)}")
+    if phase is not None:
+        _known(run, "phase", phase, "option phase")
+        conditions.append(f"phase = {_quoted(phase)}")
+    if module is not None:
+        names = select_names(_distinct(run, "module"), module, where="option module")
+        conditions.append(f"module IN ({', '.join(_quoted(name) for name in names) or 'NULL'})")
+    chosen = query(run, f"SELECT * FROM ({_SITES.format(condition=' AND '.join(conditions))}) ORDER BY {SORTS[sort]}")
+    return chosen.drop_columns(["first_seen"])
+
+
+def _worst(found: pa.Table, column: str, limit: int = WORST) -> tuple[Mapping[str, Any], ...]:
+    order = [(column, "descending")]
+    named = [row for row in found.sort_by(order).to_pylist() if row[column]]
+    return tuple({name: row[name] for name in ("phase", "module", "slot", "call", column)} for row in named[:limit])
+
+
+def _known(run: RunSource, column: str, value: object, where: str) -> None:
+    known = _distinct(run, column)
+    if value not in known:
+        raise UnknownNameError(column, str(value), [str(item) for item in known], where)
+
+
+def _distinct(run: RunSource, column: str) -> list[Any]:
+    found: list[Any] = query(run, f"SELECT DISTINCT {column} FROM tensors ORDER BY {column}")[column].to_pylist()
+    return found
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _one(table: pa.Table) -> dict[str, Any]:
+    return dict(table.to_pylist()[0])

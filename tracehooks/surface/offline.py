@@ -1,0 +1,56 @@
+"""Reading, comparing and mending recorded runs: the front door of everything that needs no live model and no torch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tracehooks.analysis import engine
+from tracehooks.analysis.diff import Diff
+from tracehooks.analysis.diff import diff as diff_runs
+from tracehooks.analysis.first import first as first_of_run
+from tracehooks.analysis.steps import Rename, Steps
+from tracehooks.core.records import FirstNonFinite, RunSource
+from tracehooks.storage import Run, open_run
+from tracehooks.storage import repair as repair
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Source = str | os.PathLike[str] | RunSource
+"""A run, or where it is."""
+
+
+def open(path: str | os.PathLike[str]) -> Run:
+    """Open a run directory for reading; ``where`` conditions of its tables are SQL.
+
+    Raises:
+        NotARunError: no such directory, or one that holds no run.
+        UnreadableRunError: run.json is damaged and there are no tables beside it.
+        FormatVersionError: the run was written in a newer format.
+    """
+    return open_run(path, select=engine.select)
+
+
+def diff(a: Source, b: Source, *, steps: Steps = None, rename: Rename = None, tolerance: float | str = "auto") -> Diff:
+    """Compare two runs, given as paths or as opened runs; see `tracehooks.analysis.diff.diff`."""
+    return diff_runs(_opened(a), _opened(b), steps=steps, rename=rename, tolerance=tolerance)
+
+
+def first(run: Source) -> FirstNonFinite | None:
+    """The first non-finite value of a run, from its events or else from its rows; None when all is finite."""
+    return first_of_run(_opened(run))
+
+
+def query(run: Source, sql: str) -> pa.Table:
+    """The result of one SELECT over the run's tables: tensors, scalars, masks, samples, events.
+
+    Raises:
+        UnknownNameError: a column or table that does not exist; the nearest names are listed.
+        QueryError: SQL that does not parse, is not a query, touches a file, or fails.
+    """
+    return engine.query(_opened(run), sql)
+
+
+def _opened(run: Source) -> RunSource:
+    return open(run) if isinstance(run, str | os.PathLike) else run
