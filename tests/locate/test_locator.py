@@ -1,4 +1,4 @@
-"""The first non-finite op: phase, step, module, op, line and cause of every kind of failure, and silence where all is well."""
+"""The first non-finite op: phase, step, module, op, line and cause of each failure, and silence where all is well."""
 
 from __future__ import annotations
 

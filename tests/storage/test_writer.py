@@ -342,7 +342,13 @@ def test_a_segment_that_cannot_be_mended_is_left_behind(tmp_path: Path, monkeypa
         patch.setattr(os, "ftruncate", refuse)
         with pytest.raises(UnwritableError):
             writer.write(step_batches(1))
-    writer.write(step_batches(2))
+    try:
+        writer.write(step_batches(2))
+    except (
+        UnwritableError
+    ) as error:  # sealing, which goes on beside, may have met the limit as well; rows are kept then
+        if "sealing" not in str(error):
+            raise
     writer.close()
     assert readable(tmp_path) == [0, 2]
     (problem,) = {problem.file: problem for problem in _problems(tmp_path)}.values()

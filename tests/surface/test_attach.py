@@ -171,7 +171,7 @@ def test_attach_twice(tmp_path) -> None:
 
 def test_not_a_module(tmp_path) -> None:
     """Something that is no module is refused in words."""
-    with pytest.raises(tracehooks.TracehooksError, match="option model: got 'dict', expected a torch.nn.Module"):
+    with pytest.raises(tracehooks.TracehooksError, match=r"option model: got 'dict', expected a torch\.nn\.Module"):
         tracehooks.attach({}, tmp_path / "run")
 
 
@@ -213,9 +213,14 @@ def test_a_full_disk_stops_recording_not_training(tmp_path) -> None:
 def test_an_exception_in_the_block_is_noted(tmp_path) -> None:
     """A with-block that ends with an exception is marked crashed, with the exception as an event; hooks are off."""
     model = nn.Linear(3, 2)
-    with pytest.raises(ZeroDivisionError), tracehooks.attach(model, tmp_path / "run", quiet=True):
-        train(model)
-        _ = 1 / 0
+
+    def fails() -> None:
+        with tracehooks.attach(model, tmp_path / "run", quiet=True):
+            train(model)
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     run = tracehooks.open(tmp_path / "run")
     assert run.info["status"] == "crashed"
     assert run.events().column("message").to_pylist() == ["ZeroDivisionError: division by zero"]

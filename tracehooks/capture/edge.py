@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from tracehooks.capture import torch_internals
 from tracehooks.core.errors import NonFiniteError
 
 Rest = ParamSpec("Rest")
@@ -31,17 +32,21 @@ G = TypeVar("G", bound=Guarded)
 
 
 def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
-    """A method that hooks call: does nothing while the session is silent and in forked children; one thread at a time, its
-    time counted, its errors kept away from the run."""
+    """A method that hooks call: does nothing while the session is silent, in forked children and where tensors have no
+    values; one thread at a time, its time counted, its errors kept away from the run."""
 
     @functools.wraps(method)
     def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
-        if self.silent or self.pid != os.getpid():
+        if self.silent or self.pid != os.getpid() or torch_internals.pretending():
             return
         start = time.perf_counter()
         try:
-            with self.lock:
-                method(self, *args, **kwargs)
+            with self.lock, torch_internals.without_torch_function():
+                if torch_internals.modes_active():
+                    with torch_internals.undisturbed():
+                        method(self, *args, **kwargs)
+                else:
+                    method(self, *args, **kwargs)
         except NonFiniteError:
             raise
         except Exception as error:  # the run must go on whatever the recording does

@@ -78,6 +78,7 @@ class PassBegins(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
+            self.session.loss_is_over()
             self.session.pass_begins(args, kwargs, named_arguments(self.names, args, kwargs))
 
 
@@ -89,6 +90,7 @@ class PassEnds(Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
             self.session.pass_ends(output)
+            self.session.loss_begins(output)
 
 
 class SharedOutputHook(Hook):
@@ -123,6 +125,7 @@ class SharedPassHook(Hook):
 class GradientHook(Hook):
     """Tensor hook of one forward row: d loss / d tensor. It holds the row's place, never the tensor."""
 
+    __torch_unserializable__ = True  # torch.save drops it without a warning
     __slots__ = ("call", "micro", "path", "recompute", "slot", "type")
 
     def __init__(
@@ -132,22 +135,25 @@ class GradientHook(Hook):
         self.path, self.type, self.slot = path, type, slot
         self.call, self.micro, self.recompute = call, micro, recompute
 
-    def __call__(self, gradient: Tensor) -> None:
-        if not torch.compiler.is_compiling():
+    def __call__(self, gradient: Tensor | None) -> None:
+        # None comes where a custom function sends nothing back
+        if gradient is not None and not torch.compiler.is_compiling():
             self.session.gradient_arrived(self, gradient)
 
 
 class BackwardSeen(Hook):
     """Tensor hook of one output of the root: notes that a backward pass reached this model, and with what."""
 
+    __torch_unserializable__ = True
     __slots__ = ("micro", "slot")
 
     def __init__(self, session: Session, micro: int, slot: str) -> None:
         super().__init__(session)
         self.micro, self.slot = micro, slot
 
-    def __call__(self, gradient: Tensor) -> None:
-        if not torch.compiler.is_compiling():
+    def __call__(self, gradient: Tensor | None) -> None:
+        # None comes where a custom function sends nothing back
+        if gradient is not None and not torch.compiler.is_compiling():
             self.session.backward_reached(self.micro, self.slot, gradient)
 
 
@@ -155,25 +161,38 @@ class TensorHooks:
     """Hooks on the tensors of the passes whose backward has not come yet."""
 
     def __init__(self) -> None:
-        self._handles: list[tuple[RemovableHandle, bool]] = []
+        self._handles: list[RemovableHandle] = []
+        self._leaves: dict[tuple[object, ...], RemovableHandle] = {}
+        self._sweep_at = 1024
 
     def add(self, tensor: Tensor, hook: GradientHook | BackwardSeen) -> None:
         """Hook a tensor that requires a gradient."""
         # reading grad_fn first brings a stale view's node up to date; without it register_hook can crash the process
         _ = tensor.grad_fn
-        self._handles.append((tensor.register_hook(hook), tensor.is_leaf))  # type: ignore[no-untyped-call]
+        handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        if tensor.is_leaf:  # it lives on: one hook for each row of it, the latest
+            key = id(tensor), type(hook), hook.slot, getattr(hook, "path", None), getattr(hook, "call", None)
+            if key in self._leaves:
+                self._leaves[key].remove()
+            self._leaves[key] = handle
+        else:
+            self._handles.append(handle)
+        if len(self._handles) > self._sweep_at:  # passes without backward: their tensors are gone
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._sweep_at = max(1024, 2 * len(self._handles))
 
     def forget(self) -> None:
         """Backward is over. Other tensors take their hooks with them; hooks on leaves would fire in every later pass."""
-        for handle, leaf in self._handles:
-            if leaf:
-                handle.remove()
+        for handle in self._leaves.values():
+            handle.remove()
+        self._leaves.clear()
         self._handles.clear()
 
     def remove(self) -> None:
         """Take every hook off."""
-        for handle, _ in self._handles:
+        for handle in [*self._handles, *self._leaves.values()]:
             handle.remove()
+        self._leaves.clear()
         self._handles.clear()
 
 

@@ -29,8 +29,9 @@ class Inputs:
         for name, value in arguments:
             for slot, tensor in leaves(value, f"input.{name}"):
                 self._recorder.tensor(tensor, Place("input", "", type(root).__name__, slot, 0, micro))
-                batch = batch or (tensor.shape[0] if tensor.ndim else 0)
-                if "samples" in self._wants and tensor.ndim and tensor.shape[0] == batch:
+                first = tensor.size(0) if tensor.ndim else 0
+                batch = batch or first
+                if "samples" in self._wants and tensor.ndim and first == batch:
                     self._recorder.samples(tensor, slot.removeprefix("input."), split, micro)
         return batch
 

@@ -30,7 +30,7 @@ def leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor]
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, tuple | list):
-        names = getattr(value, "_fields", None) or range(len(value))
+        names = getattr(type(value), "_fields", None) or range(len(value))
         yield from zip(names, value, strict=False)
     elif isinstance(value, Mapping):
         yield from value.items()

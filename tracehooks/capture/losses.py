@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tracehooks.capture import torch_internals
 from tracehooks.capture.recorder import Recorder
 
 
@@ -35,7 +36,7 @@ class Losses:
         self.reached = False
         self._candidate = None
         tensor = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
-        if isinstance(tensor, Tensor) and tensor.numel() == 1 and not tensor.is_meta:
+        if isinstance(tensor, Tensor) and torch_internals.unwrapped(tensor) is not None and tensor.numel() == 1:
             unscaled = next((value for ref, value in self._scaled if ref() is tensor), tensor)
             self._candidate = unscaled.detach().reshape(()).clone()
 

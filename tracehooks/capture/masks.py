@@ -25,7 +25,7 @@ def masks_among(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]
         if isinstance(value, Tensor):
             if "mask" in name and value.ndim:
                 yield name, value
-        elif isinstance(value, dict) or hasattr(value, "_asdict"):
+        elif isinstance(value, dict) or hasattr(type(value), "_asdict"):
             inner = value if isinstance(value, dict) else value._asdict()
             yield from masks_among([(str(key), item) for key, item in inner.items() if isinstance(item, Tensor)])
 

@@ -77,8 +77,13 @@ class Census:
         return [tuple(map(id, table.values())) for table in self._tables]
 
     def outdated(self) -> bool:
-        """Whether a parameter or module was added, removed or replaced since."""
-        return self._identities != self._now()
+        """Whether a parameter or module was added, removed or replaced since. Tensors that only stand in for parameters
+        while torch.func.functional_call runs do not count."""
+        return self._identities != self._now() and not self._lent()
+
+    def _lent(self) -> bool:
+        entries = (entry for module in self.modules.values() for entry in module._parameters.values())
+        return any(entry is not None and not isinstance(entry, nn.Parameter) for entry in entries)
 
     @property
     def names(self) -> dict[str, int]:

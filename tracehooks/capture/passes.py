@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class Passes:
     """Nesting of the root's calls, calls of modules outside them, call numbers inside a pass."""
@@ -14,8 +16,11 @@ class Passes:
         self._root_called: set[bool] = set()
         """Whether the root was ever called, with (True) and without gradients (False)."""
 
-    def enter(self) -> bool:
-        """The root is called; whether from outside."""
+    def enter(self, nested: Callable[[], bool]) -> bool:
+        """The root is called; whether from outside. ``nested`` says, where another call seems to be under way, whether
+        it is: one that a KeyboardInterrupt ended was never told to have ended."""
+        if self.depth and not nested():
+            self.depth = 0
         self.depth += 1
         return self.depth == 1
 

@@ -108,7 +108,7 @@ class Recorder:
                 place,
                 self._name(dtype or values.dtype),
                 self._name(values.device),
-                _sizes(values.shape if shape is None else shape),
+                torch_internals.sizes(values) if shape is None else tuple(shape),
                 self._measure(values),
                 self.training,
             )
@@ -132,7 +132,10 @@ class Recorder:
     def scalar(self, name: str, value: float | Tensor, micro: int = 0, step: int | None = None) -> None:
         """A number; a 0-dim tensor is read at the next flush."""
         if isinstance(value, Tensor):
-            value = value.detach().clone()
+            held = torch_internals.unwrapped(value)
+            if held is None:  # a fake tensor has no value
+                return
+            value = held.detach().clone()
         self._scalars.append((self.step if step is None else step, micro, time.time_ns(), next(self._seq), name, value))
 
     def mask(self, x: Tensor, module: str, slot: str, micro: int, convention: str | None) -> None:
@@ -140,8 +143,7 @@ class Recorder:
         values = torch_internals.unwrapped(x)
         if self.only_watching or values is None or values.ndim == 0:
             return
-        with torch_internals.undisturbed():
-            packed = summarize_mask(values, convention)
+        packed = summarize_mask(values, convention)
         self._masks.append(
             (self.step, micro, time.time_ns(), next(self._seq), module, slot, tuple(values.shape), packed)
         )
@@ -157,8 +159,7 @@ class Recorder:
             or not stats.measurable(values)
         ):
             return
-        with torch_internals.undisturbed():
-            hashes = stats.fingerprints(values)
+        hashes = stats.fingerprints(values)
         self._samples.append((self.step, micro, time.time_ns(), name, split, hashes, source_ids))
 
     def event(
@@ -202,11 +203,7 @@ class Recorder:
         version = _version(x)
         if self._last is not None and version >= 0 and self._last[0]() is x and self._last[1] == version:
             return self._last[2]
-        if torch_internals.modes_active():
-            with torch_internals.undisturbed():
-                packed = stats.summarize(x, self.spec)
-        else:
-            packed = stats.summarize(x, self.spec)
+        packed = stats.summarize(x, self.spec)
         self._packed.append(packed)
         self._last = (weakref.ref(x), version, len(self._packed) - 1)
         return self._last[2]
@@ -216,11 +213,6 @@ class Recorder:
         if name is None:
             name = self._names[what] = str(what).removeprefix("torch.")
         return name
-
-
-def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape in plain ints; -1 where a nested tensor is ragged."""
-    return tuple(size if type(size) is int else -1 for size in shape)
 
 
 def _version(x: Tensor) -> int:
@@ -235,8 +227,7 @@ def _gather(packed: list[Tensor], width: int) -> NDArray[np.int64]:
     for i, vector in enumerate(packed):
         by_device.setdefault(vector.device, []).append(i)
     for indices in by_device.values():
-        with torch_internals.undisturbed():
-            matrix[indices] = torch.stack([packed[i] for i in indices]).cpu().numpy()
+        matrix[indices] = torch.stack([packed[i] for i in indices]).cpu().numpy()
     return matrix
 
 

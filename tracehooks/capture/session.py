@@ -25,6 +25,7 @@ from tracehooks.capture.places import Place
 from tracehooks.capture.recorder import Recorder
 from tracehooks.capture.steps import Steps
 from tracehooks.capture.taps import SWITCHBOARD
+from tracehooks.capture.unlocated import Unlocated
 from tracehooks.capture.wiring import Wiring
 from tracehooks.core.config import Config
 from tracehooks.core.errors import NonFiniteError
@@ -56,7 +57,7 @@ class Session:
         self.pid, self.lock = os.getpid(), threading.RLock()
         self.closed = self.silent = False
         self.recorder = Recorder(Spec(config.hash, config.sketch, config.histogram))
-        self._locator = locator if config.on_nonfinite != "record" else None
+        self._locator: Locator = locator if locator is not None and config.on_nonfinite != "record" else Unlocated()
         self.outbox = Outbox(self.recorder, sink, config, self._locate, say)
         self.state = ModelState(root, config, self.recorder, ema)
         self.inputs = Inputs(self.recorder, config)
@@ -68,7 +69,7 @@ class Session:
         self.passes = Passes()
         self.tensor_hooks = TensorHooks()
         self._backward_depth = 0
-        self._stepping: list[int] = []
+        self._stepping: list[Optimizer] = []
         self._scaler_stepped = False
         self._batch = 0
         self.live = self.recording = False
@@ -90,11 +91,12 @@ class Session:
         if self.closed:
             return
         if self.pid == os.getpid():
-            self._last_words()
-            self.flush()  # writes what is known of an error in the last flush
+            with torch_internals.undisturbed():
+                self._last_words()
+                self.flush()  # writes what is known of an error in the last flush
+        self.loss_is_over()
         self.closed = self.silent = True
-        if self._locator is not None:
-            self._locator.close()
+        self._locator.close()
         self.live = self.recording = False
         SWITCHBOARD.disconnect(self)
         self.wiring.disconnect()
@@ -116,15 +118,16 @@ class Session:
         """The root is called; ``arguments`` are the same by name."""
         if torch_internals.graph_task_id() != -1 or torch_internals.tracing():
             return
-        if not self.passes.enter():
+        if not self.passes.enter(
+            lambda: torch_internals.calls_on_stack(self.wiring.root, torch_internals.ROOT_CALL) > 1
+        ):
             return
         self._begin_pass()
         self.clock.begin("forward" if self.recorder.training else "evaluation")
         if self.live:
             batch = self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
             self._batch += batch if self.recorder.training else 0
-        if self._locator is not None:
-            self._locator.pass_begins(args, kwargs, self.steps.micro)
+        self._locator.pass_begins(args, kwargs, self.steps.micro)
 
     @edge
     def pass_ends(self, output: Any) -> None:
@@ -136,8 +139,18 @@ class Session:
             self._await_backward(output)
         else:
             self._flush()  # judged while the pass can still be run again
-        if self._locator is not None:
-            self._locator.pass_ends(output)
+
+    def loss_begins(self, output: Any) -> None:
+        """What follows is the loss. Not an edge: the locator's op-level mode goes onto the user's stack of modes."""
+        if not self.silent and self.pid == os.getpid() and not self.passes.depth:
+            with torch_internals.without_torch_function():
+                self._locator.pass_ends(output)
+
+    def loss_is_over(self) -> None:
+        """The root is called again, backward or an optimizer begins."""
+        if not self.silent and self.pid == os.getpid():
+            with torch_internals.without_torch_function():
+                self._locator.loss_ends()
 
     @edge
     def module_called(self, path: str, arguments: list[tuple[str, Any]]) -> None:
@@ -207,8 +220,7 @@ class Session:
     def backward_reached(self, micro: int, slot: str, gradient: Tensor) -> None:
         """The gradient of one of the root's outputs arrived."""
         self._backward_reached()
-        if self._locator is not None:
-            self._locator.output_gradient(micro, slot, gradient)
+        self._locator.output_gradient(micro, slot, gradient)
 
     @edge
     def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
@@ -217,8 +229,7 @@ class Session:
         if self._backward_depth == 1:
             self.clock.begin("backward")
             self.losses.backward_begins(tensors)
-            if self._locator is not None:
-                self._locator.backward_begins(tensors)
+            self._locator.backward_begins(tensors)
 
     @edge
     def backward_ends(self) -> None:
@@ -228,8 +239,7 @@ class Session:
             return
         self.clock.end("backward")
         self.tensor_hooks.forget()
-        if self._locator is not None:
-            self._locator.backward_ends()
+        self._locator.backward_ends()
         if not self.losses.backward_ends(self.steps.micro):
             return  # it was another model's
         self.passes.end_opened()
@@ -258,11 +268,11 @@ class Session:
     @edge
     def optimizer_begins(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step. Raises NonFiniteError with ``on_nonfinite="raise"``."""
-        if id(optimizer) in self._stepping:  # its last step raised
-            self._stepping.clear()
         if not self.state.optimizers.holds_ours(optimizer):
             return
-        self._stepping.append(id(optimizer))
+        # an optimizer whose step raised was never told to have ended
+        still = [o for o in self._stepping if torch_internals.calls_on_stack(o, torch_internals.OPTIMIZER_CALL)]
+        self._stepping = [o for o in still if o is not optimizer] + [optimizer]
         if len(self._stepping) > 1:
             return
         self._meet(optimizer)
@@ -271,8 +281,7 @@ class Session:
             self._begin_step()
         self.clock.begin("optimizer")
         self.passes.end_opened()
-        if self._locator is not None:
-            self._locator.update_begins(optimizer)
+        self._locator.update_begins(optimizer)
         if not self.live:
             return
         if not closure:
@@ -284,9 +293,9 @@ class Session:
     @edge
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """It has stepped."""
-        if id(optimizer) not in self._stepping:
+        if optimizer not in self._stepping:
             return
-        self._stepping.remove(id(optimizer))
+        self._stepping.remove(optimizer)
         if self._stepping:
             return
         self._scaler_stepped = True
@@ -382,8 +391,7 @@ class Session:
     def _begin_step(self) -> None:
         self.recorder.begin_step(self.steps.step)
         self.state.begin_step()
-        if self._locator is not None:
-            self._locator.step_begins()
+        self._locator.step_begins()
         self._select_step()
 
     def _select_step(self) -> None:
@@ -429,8 +437,6 @@ class Session:
 
     def _locate(self, seen: FirstNonFinite) -> FirstNonFinite | None:
         """Ask the locator, whose replay our own hooks must not record."""
-        if self._locator is None:
-            return seen
         self.silent = True
         try:
             return self._locator.locate(seen.step, seen)

@@ -54,6 +54,7 @@ class Switchboard:
             register_optimizer_step_post_hook(self._optimizer_ends),
         ]
         self._patch(torch.autograd, "backward", self._backward)
+        self._patch(torch.autograd, "grad", self._grad)
         self._patch(torch.amp.GradScaler, "scale", self._scale)
         self._patch(torch.amp.GradScaler, "step", self._scaler_step)
 
@@ -80,6 +81,7 @@ class Switchboard:
     def _optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 and args[0] is optimizer else None)
         for session in self.live():
+            session.loss_is_over()
             session.optimizer_begins(optimizer, closure is not None)
 
     def _optimizer_ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -91,12 +93,18 @@ class Switchboard:
     ) -> Any:
         sessions = self.live()
         for session in sessions:
+            session.loss_is_over()
             session.backward_begins(tensors)
         try:
             return original(tensors, *args, **kwargs)
         finally:
             for session in sessions:
                 session.backward_ends()
+
+    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for session in self.live():
+            session.loss_is_over()
+        return original(*args, **kwargs)
 
     def _scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
         scaled = original(scaler, outputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def push_mode(mode: Any) -> None:
 
 
 def remove_mode(mode: Any) -> None:
-    """Take a dispatch mode off the stack wherever it is by now; the others stay in order."""
+    """Take a dispatch mode off this thread's stack wherever it is by now; the others stay in order."""
     from torch.utils._python_dispatch import _pop_mode, _push_mode
 
     above = []
@@ -112,6 +113,31 @@ def unwrapped(x: Tensor) -> Tensor | None:
     return None if x.is_meta else x
 
 
+def sizes(x: Tensor) -> tuple[int, ...]:
+    """A tensor's shape in plain ints; -1 for the ragged dimensions of a nested tensor."""
+    if x.is_nested and x.layout == torch.strided:  # such a tensor has no shape at all
+        return (x.size(0), *(-1 for _ in range(x.dim() - 1)))
+    return tuple(size if type(size) is int else -1 for size in x.shape)
+
+
+def calls_on_stack(owner: object, function: str) -> int:
+    """How many calls of a method by that name with this ``self`` this thread is in. A call that an exception ended in a
+    way that its hooks were not told of is not among them."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_locals.get("self") is owner:
+            count += 1
+        frame = frame.f_back
+    return count
+
+
+ROOT_CALL = "_call_impl"
+"""Name of nn.Module's method whose frame is on the stack while a module is called."""
+OPTIMIZER_CALL = "wrapper"
+"""Name of the function that torch.optim puts around step()."""
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Run tensor operations of our own unseen by the user's dispatch modes, function modes (a default device is one)
@@ -131,8 +157,31 @@ def undisturbed() -> Iterator[None]:
 
 
 def modes_active() -> bool:
-    """Whether `undisturbed` has anything to do: asked first, because it is a hundred times cheaper."""
-    return bool(_peek_interpreter() is not None or _dispatch_modes() or _function_modes())
+    """Whether dispatch modes or functorch levels are active: asked before `undisturbed`, which costs much more."""
+    return bool(_dispatch_modes()) or _peek_interpreter() is not None
+
+
+def pretending() -> bool:
+    """Whether a mode is active under which tensors have no values: fake tensors, a trace for export."""
+    if not _dispatch_modes():
+        return False
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return any(type(mode).__name__ in _PRETENDERS for mode in _get_current_dispatch_mode_stack())
+
+
+_PRETENDERS = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode")
+
+
+def without_torch_function() -> contextlib.AbstractContextManager[Any]:
+    """Run unseen by function modes (a default device is one) and by tensor subclasses' ``__torch_function__``."""
+    return _disable_function()  # type: ignore[no-any-return]
+
+
+def entangled() -> bool:
+    """Whether a dispatch mode must neither be entered nor left now: inference mode and functorch levels keep dispatch
+    state of their own, which they put back when they end."""
+    return torch.is_inference_mode_enabled() or _peek_interpreter() is not None
 
 
 def loss_scale(scaler: object) -> Tensor | float | None:

@@ -113,7 +113,8 @@ class Trace:
     def flush(self) -> None:
         """Write what was recorded so far; when it returns it survives the death of the process."""
         self._check("flush()")
-        self._session.flush()
+        with torch_internals.undisturbed():
+            self._session.flush()
 
     def close(self) -> None:
         """Take every hook off the model and seal the trace. A second call does nothing."""

@@ -39,7 +39,7 @@ class Watch:
         values = torch_internals.unwrapped(x)
         if values is None or not _summable(values):
             return
-        with torch_internals.undisturbed() if torch_internals.modes_active() else torch.no_grad():
+        with torch.no_grad():
             self._sums.append(_sum(values.detach()))
         self._places.append((step, seq, place, training))
 
@@ -59,7 +59,8 @@ class Watch:
             ]
             self._sums += norms
             self._places += [(step, seq, place, True) for _, place in values]
-            total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms]))
+            together = torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms])
+            total: Tensor = torch.linalg.vector_norm(together)
             return total
 
     def drain(self) -> list[Seen]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from tracehooks.capture import torch_internals
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.parameters import Held, held_buffers, held_parameters
 from tracehooks.core.records import FirstNonFinite
@@ -20,8 +22,8 @@ from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, user_place
 from tracehooks.locate.replay import Pass, Replay
 from tracehooks.locate.update import rerun_update
 
-MAX_PASSES = 64
-"""Forward passes of one step that are kept to be run again; the arguments of later ones are not held."""
+MAX_PASSES = 8
+"""Forward passes of one step that are kept to be run again, the latest ones: their arguments are held until it ends."""
 
 Answer = FirstNonFinite | None
 
@@ -35,7 +37,7 @@ class StepLocator:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._passes: list[Pass] = []
+        self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
         self._replays: dict[int, Replay] = {}
         self._loss = LossWatch(self._describe)
         self._loss_value: Tensor | None = None
@@ -53,11 +55,9 @@ class StepLocator:
 
     def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
         """The root is called."""
-        self._loss.leave()
-        if len(self._passes) < MAX_PASSES:
-            self._passes.append(Pass(self._root, args, kwargs, micro))
+        self._passes.append(Pass(self._root, args, kwargs, micro))
         first = next((tensor for _, tensor in leaves((args, kwargs), "") if tensor.ndim), None)
-        self._batch = first.shape[0] if first is not None else None
+        self._batch = first.size(0) if first is not None else None
 
     def pass_ends(self, output: Any) -> None:
         """It returned. Where gradients are on, what follows is the loss; an evaluation pass is over with it."""
@@ -66,12 +66,17 @@ class StepLocator:
         elif self._passes and not self._passes[-1].training:
             self._passes.pop()
 
+    def loss_ends(self) -> None:
+        """The root is called again, or backward or an optimizer begins."""
+        self._loss.leave()
+
     def output_gradient(self, micro: int, slot: str, gradient: Tensor) -> None:
         """The gradient of an output of the root arrived."""
+        if torch_internals.unwrapped(gradient) is not gradient:  # of a transform of torch.func: it has its own backward
+            return
         for taken in self._passes:
             if taken.micro == micro:
-                known = taken.gradients.get(slot)
-                taken.gradients[slot] = gradient.detach() if known is None else known + gradient.detach()
+                taken.keep_gradient(slot, gradient)
 
     def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
         """Backward starts."""
@@ -86,7 +91,6 @@ class StepLocator:
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
-        self._loss.leave()
         self._update = optimizer, user_place()
 
     def close(self) -> None:

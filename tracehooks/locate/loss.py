@@ -7,6 +7,7 @@ only where no other mode is active and nothing was compiled, and leaves the stac
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from tracehooks.capture import torch_internals
 from tracehooks.locate.ops import Describe, Op, OpMode, Status
 
+MAX_OPS = 1_000
+"""Ops outside the model that are remembered in one step at most: a loop without steps must not pile them up."""
 MAX_NODES = 400
 """Autograd nodes of the loss that are watched at most."""
 
@@ -40,9 +43,11 @@ class LossWatch:
         self.loss: int | None = None
         """Index of the op that wrote the tensor backward started from."""
         self.birth: BackwardBirth | None = None
-        self._outputs: set[Any] = set()
+        self._outputs: set[int] = set()
+        """Sequence numbers of the nodes that made the root's outputs."""
         self._handles: list[RemovableHandle] = []
-        self._entered = False
+        self._on_stack: list[tuple[OpMode, int]] = []
+        """Modes that are on some thread's stack, and which thread's."""
 
     def forget(self) -> None:
         """A new step."""
@@ -53,25 +58,33 @@ class LossWatch:
 
     def enter(self, outputs: Sequence[Tensor]) -> None:
         """The root returned these."""
-        self._outputs |= {x.grad_fn for x in outputs if x.grad_fn is not None}
-        if self._entered or not self._outputs or torch_internals.modes_active() or torch_internals.anything_compiled():
+        # numbers, not nodes: a node would keep its whole graph alive
+        self._outputs |= {torch_internals.sequence_of(x.grad_fn) for x in outputs if x.grad_fn is not None}
+        if not self._outputs or self._on_stack or torch_internals.modes_active() or torch_internals.entangled():
             return
-        if self.mode is None:
+        if torch_internals.anything_compiled():
+            return
+        if self.mode is None or len(self.mode.ops) > MAX_OPS:
             self.mode = OpMode(lambda: None, self._describe)
         self.mode.active = True
         torch_internals.push_mode(self.mode)
-        self._entered = True
+        self._on_stack.append((self.mode, threading.get_ident()))
 
     def leave(self) -> None:
-        """The root is called again, backward starts, or the step ends."""
-        if self._entered and self.mode is not None:
-            self._entered = False
-            self.mode.active = False
-            torch_internals.remove_mode(self.mode)
+        """The root is called again, backward or an optimizer begins, or the step ends: the mode goes off the stack. Where
+        that is not possible (inside inference mode, on another thread) it does nothing from now on, and goes later."""
+        for mode, _ in self._on_stack:
+            mode.active = False
+        if torch_internals.entangled():
+            return
+        here = threading.get_ident()
+        for mode, thread in list(self._on_stack):
+            if thread == here:
+                torch_internals.remove_mode(mode)
+                self._on_stack.remove((mode, thread))
 
     def backward_begins(self, loss: Tensor | None) -> None:
         """Backward starts from a loss: its nodes are hooked down to the root's outputs."""
-        self.leave()
         if loss is None or loss.grad_fn is None or not self._outputs:
             return
         if self.mode is not None:
@@ -87,9 +100,12 @@ class LossWatch:
     def _check(self, node: str, sequence: int) -> Callable[[Any, Any], None]:
         def hook(into: Sequence[Tensor | None], out_of: Sequence[Tensor | None]) -> None:
             # autograd calls it with what the node sends on and what it was sent
-            if self.birth is None and _bad(into) and not _bad(out_of):
-                made = self.mode.made_node(sequence) if self.mode is not None else None
-                self.birth = BackwardBirth(node, _bad(into) or Status(), made)
+            if self.birth is not None or torch_internals.modes_active():
+                return
+            with torch_internals.without_torch_function():
+                if (status := _bad(into)) is not None and _bad(out_of) is None:
+                    made = self.mode.made_node(sequence) if self.mode is not None else None
+                    self.birth = BackwardBirth(node, status, made)
 
         return hook
 
@@ -99,13 +115,13 @@ class LossWatch:
         self._handles.clear()
 
 
-def _between(start: Any, ends: set[Any]) -> list[Any]:
+def _between(start: Any, ends: set[int]) -> list[Any]:
     """Autograd nodes from ``start`` down to and without ``ends``; leaves without."""
     found: list[Any] = []
     todo, seen = [start], {start}
     while todo and len(found) < MAX_NODES:
         node = todo.pop()
-        if node in ends or node.name() == "torch::autograd::AccumulateGrad":
+        if torch_internals.sequence_of(node) in ends or node.name() == "torch::autograd::AccumulateGrad":
             continue
         found.append(node)
         for following, _ in node.next_functions:

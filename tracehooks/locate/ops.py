@@ -6,6 +6,7 @@ by storage, so that a mask full of -inf, which was made on purpose, is told from
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
 import sys
@@ -114,6 +115,16 @@ class Details:
     output: dict[str, Any] = field(default_factory=dict)
 
 
+class Before(NamedTuple):
+    """What is known of an op's operands before it runs."""
+
+    sources: tuple[tuple[int, Status], ...]
+    copies: tuple[Tensor, ...]
+    """Of the operands of an op that works in place."""
+    statistics: tuple[tuple[Tensor, Status], ...]
+    """Of the operands of a normalisation, which may change some of them."""
+
+
 Describe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[Any, ...], tuple[str, ...]], Details]
 
 
@@ -132,6 +143,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unseen: list[Unseen] = []
         """Tensors never seen being written: parameters, inputs, buffers."""
         self.active = True
+        self.failed: Exception | None = None
+        """An error of the recording's own, after which nothing more is recorded."""
         self._path_of, self._describe = path_of, describe
         self._writer: dict[int, int] = {}
         self._status: dict[int, Status] = {}
@@ -140,12 +153,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def writer(self, x: Tensor) -> int | None:
         """Index of the op that last wrote a tensor; negative or None when none was seen."""
-        return self._writer.get(_storage(x)) if _follows(x) else None
+        return self._writer.get(_storage(x)) if follows(x) else None
 
     @staticmethod
     def same_memory(x: Tensor, unseen: Unseen) -> bool:
         """Whether a tensor lies in the memory that an unseen one lay in."""
-        return _follows(x) and _storage(x) == unseen.storage
+        return follows(x) and _storage(x) == unseen.storage
 
     def made_node(self, sequence: int) -> Op | None:
         """The op that made the autograd node of a sequence number."""
@@ -154,26 +167,45 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.active:
-            return func(*args, **kwargs)
-        kind = _kind(func)
+        kind = _kind(func) if self.active else "view"
         if kind == "view":
             return func(*args, **kwargs)
-        operands = [x for x in _tensors((args, kwargs)) if _follows(x)]
+        before: Before | None = None
+        try:
+            with torch_internals.without_torch_function():
+                before = self._before(kind, args, kwargs)
+        except Exception as error:  # what an op of the user's sees must not depend on us
+            self._give_up(error)
+        output = func(*args, **kwargs)
+        if before is not None:
+            try:
+                with torch_internals.without_torch_function():
+                    self._after(func, kind, args, kwargs, output, before)
+            except Exception as error:
+                self._give_up(error)
+        return output
+
+    def _give_up(self, error: Exception) -> None:
+        self.active, self.failed = False, error
+
+    def _before(self, kind: str, args: Any, kwargs: Any) -> Before:
+        operands = [x for x in _tensors((args, kwargs)) if follows(x)]
         sources = tuple(self._source(x) for x in operands)
         copies = tuple(x.detach().clone() for x in operands) if kind == "inplace" else ()
-        before = [(x, _status(x)) for x in operands] if kind == "norm" else []
-        output = func(*args, **kwargs)
+        statistics = tuple((x, _status(x)) for x in operands) if kind == "norm" else ()
+        return Before(sources, copies, statistics)
+
+    def _after(self, func: Any, kind: str, args: Any, kwargs: Any, output: Any, before: Before) -> None:
         written = args[0] if output is None and kind == "inplace" and args else output  # the foreach ops return nothing
-        results = [x for x in _tensors(written) if _follows(x)]
+        results = [x for x in _tensors(written) if follows(x)]
         if kind == "uninitialised":
             for x in results:
                 self._write(x, len(self.ops), FINE)
-            return output
-        changed = [x for x, status in before if status != _status(x)]  # batch norm writes its running statistics unsaid
-        if results or changed:
-            self._record(func, args, kwargs, output, [*results, *changed], sources, copies)
-        return output
+            return
+        # batch norm writes its running statistics without saying so in its schema
+        results += [x for x, status in before.statistics if status != _status(x)]
+        if results:
+            self._record(func, args, kwargs, output, results, before.sources, before.copies)
 
     def _record(
         self, func: Any, args: Any, kwargs: Any, output: Any, results: list[Tensor], sources: Any, copies: Any
@@ -220,7 +252,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def status(self, x: Tensor) -> Status:
         """What a tensor held when it was last written."""
-        return self._status.get(_storage(x), FINE) if _follows(x) else FINE
+        return self._status.get(_storage(x), FINE) if follows(x) else FINE
 
     def _source(self, x: Tensor) -> tuple[int, Status]:
         key = _storage(x)
@@ -248,6 +280,7 @@ def user_place() -> Place | None:
     return None
 
 
+@functools.cache
 def _kind(func: Any) -> str:
     schema, name = func._schema, func.overloadpacket.__name__
     if name in UNINITIALISED:
@@ -287,9 +320,12 @@ def _scalars(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _follows(x: Tensor) -> bool:
-    """Whether a tensor's values can be followed: floating or complex, dense, with values."""
-    return (x.is_floating_point() or x.is_complex()) and x.layout == torch.strided and not x.is_meta
+def follows(x: Tensor) -> bool:
+    """Whether a tensor's values can be followed: an ordinary one (to read a distributed tensor would communicate),
+    floating or complex, dense, with values."""
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        return False
+    return (x.is_floating_point() or x.is_complex()) and x.layout == torch.strided and not (x.is_meta or x.is_nested)
 
 
 def _storage(x: Tensor) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import UninitializedBuffer
 
 from tracehooks.capture.hooks import named_arguments
 from tracehooks.capture.leaves import leaves
@@ -23,6 +24,8 @@ from tracehooks.locate.ops import OpMode, Unseen
 
 SMALL_BUFFER = 1 << 20
 """Elements up to which a buffer is copied at every pass; larger ones are taken to be constant."""
+MAX_GRADIENT_BYTES = 256 << 20
+"""Size up to which the gradient of an output of the root is held until the step ends."""
 SIMPLE = (int, float, bool, str, type(None), Tensor)
 
 
@@ -46,10 +49,12 @@ class Randomness:
 
 
 class Attributes:
-    """Simple attributes (numbers, flags, tensors) of the user's own module classes: counters, caches."""
+    """Simple attributes (numbers, flags, tensors) of the user's own module classes, counters and caches, and which tensors
+    are every module's buffers: forward() may put others in their place."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._saved = [(module, self._simple(module)) for module in modules if _own_class(module)]
+        self._buffers = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
 
     @staticmethod
     def _simple(module: nn.Module) -> dict[str, Any]:
@@ -61,6 +66,8 @@ class Attributes:
             for key in self._simple(module).keys() - saved.keys():
                 del vars(module)[key]
             vars(module).update(saved)
+        for table, buffers in self._buffers:
+            table.update(buffers)
 
 
 class Pass:
@@ -72,11 +79,18 @@ class Pass:
         self.inference = torch.is_inference_mode_enabled()
         self.randomness = Randomness()
         self.attributes = Attributes(list(root.modules()))
-        self.buffers = [(b, b.detach().clone()) for b in root.buffers() if not b.is_meta and b.numel() <= SMALL_BUFFER]
+        self.buffers = [(b, b.detach().clone()) for b in _buffers(root) if b.numel() <= SMALL_BUFFER]
         self.autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         self.versions = [(t, _version(t)) for _, t in leaves((args, kwargs), "")]
         self.gradients: dict[str, Tensor] = {}
         """Gradient of each output of the root, by slot."""
+
+    def keep_gradient(self, slot: str, gradient: Tensor) -> None:
+        """Keep the gradient of an output, added up over backward passes; without large ones only forward is run again."""
+        if gradient.nbytes > MAX_GRADIENT_BYTES:
+            return
+        known = self.gradients.get(slot)
+        self.gradients[slot] = gradient.detach() if known is None else known + gradient.detach()
 
     def buffer(self, buffer: Tensor) -> Tensor | None:
         """What a buffer held when the pass began; None for one too large to be copied."""
@@ -126,6 +140,8 @@ class Replay:
                 self._backward()
             except Exception as error:  # code that cannot run twice: what was recorded up to there is used
                 self.failed = error
+        if self.mode.failed is not None:
+            raise self.mode.failed
 
     def _backward(self) -> None:
         pairs = [
@@ -139,9 +155,8 @@ class Replay:
     def _restore(self) -> None:
         self.taken.randomness.restore()
         self.taken.attributes.restore()
-        with torch.no_grad():
-            for buffer, value in self.taken.buffers:
-                buffer.copy_(value)
+        for buffer, value in self.taken.buffers:
+            buffer.data.copy_(value)  # .data: a graph that is still needed must not take it for a change
         for parameter in self.root.parameters():
             parameter.grad = None
 
@@ -203,18 +218,27 @@ class _LeaveShared(_EnterShared):
 def _undone(root: nn.Module) -> Iterator[None]:
     """Whatever happens inside, afterwards gradients, buffers, random state and attributes are as they were."""
     randomness, attributes = Randomness(), Attributes(list(root.modules()))
-    buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers() if not buffer.is_meta]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in _buffers(root)]
+    renormalised = [(m, m.max_norm) for m in root.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     gradients = [(parameter, parameter.grad) for parameter in root.parameters()]
+    for module, _ in renormalised:  # the pass renormalised its rows; doing it again would touch the live weights
+        module.max_norm = None
     try:
         yield
     finally:
+        for module, norm in renormalised:
+            module.max_norm = norm
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
         attributes.restore()
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
         randomness.restore()
+
+
+def _buffers(root: nn.Module) -> Iterator[Tensor]:
+    """Buffers with values."""
+    return (b for b in root.buffers() if not isinstance(b, UninitializedBuffer) and not b.is_meta)
 
 
 def _own_class(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """The numbers of one tensor: their definition, and one door behind which faster kernels take over.
 
 `summarize` measures a tensor and `fingerprints` hashes each sample of a batch. Both work on any device, read nothing
-back to the host, draw no random numbers and leave no trace in autograd.
+back to the host, draw no random numbers and leave no trace in autograd. `kernel_name` says what does the work.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tracehooks.stats import reference
+from tracehooks.stats import cpu, reference
 from tracehooks.stats.layout import Spec, unpack
 from tracehooks.stats.plain import plain
 
-__all__ = ["Spec", "fingerprints", "measurable", "summarize", "unpack"]
+__all__ = ["Spec", "fingerprints", "kernel_name", "measurable", "summarize", "unpack"]
 
 
 def measurable(x: Tensor) -> bool:
@@ -21,19 +21,27 @@ def measurable(x: Tensor) -> bool:
     return not x.is_meta and not str(x.dtype).startswith("torch.float4")
 
 
-def summarize(x: Tensor, spec: Spec) -> Tensor:
+def summarize(x: Tensor, spec: Spec, out: Tensor | None = None) -> Tensor:
     """Statistics of a tensor, packed.
 
     Args:
         x: any dense, sparse, quantised, complex or nested tensor of any dtype that `measurable` accepts. Complex
             tensors are measured by component, sparse ones by their stored (coalesced) values.
         spec: which optional statistics to compute.
+        out: contiguous int64 tensor of shape (spec.width,) on x's device to write to, instead of a new one.
 
     Returns:
-        int64 of shape (spec.width,) on x's device, laid out as `layout.unpack` reads it.
+        int64 of shape (spec.width,) on x's device, laid out as `layout.unpack` reads it: ``out`` where given.
     """
+    if out is not None and not (out.nbytes == 8 * spec.width and out.dtype is torch.int64 and out.is_contiguous()):
+        raise ValueError(f"out must be a contiguous int64 tensor of shape ({spec.width},)")
+    if x.is_cpu and (out is None or out.is_cpu):
+        row = cpu.summarize(x, spec, out)
+        if row is not None:
+            return row
     with torch.no_grad():
-        return reference.summarize(plain(x), spec)
+        row = reference.summarize(plain(x), spec)
+        return row if out is None else out.copy_(row)
 
 
 def fingerprints(x: Tensor) -> Tensor:
@@ -43,4 +51,12 @@ def fingerprints(x: Tensor) -> Tensor:
         x: a dense tensor of at least one dimension; the first one is the batch.
     """
     with torch.no_grad():
-        return reference.hash_rows(plain(x).reshape(x.shape[0], -1))
+        rows = plain(x).flatten(1) if x.dim() > 1 else plain(x).reshape(x.shape[0], -1 if x.numel() else 1)
+        native = cpu.hash_rows(rows) if rows.is_cpu else None
+        return reference.hash_rows(rows) if native is None else native
+
+
+def kernel_name(device: torch.device | str) -> str:
+    """What measures the tensors of a device: ``native`` and an instruction set, or ``reference``."""
+    kernel = cpu.library() if torch.device(device).type == "cpu" else None
+    return "reference" if kernel is None else f"native {kernel.levels[-1]}"

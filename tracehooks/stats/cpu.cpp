@@ -79,12 +79,12 @@ const Kernel KERNELS[] = {
 #endif
 };
 
-// Options of a call, packed by stats/cpu.py: dtype or element size, flags, threads, 1 + level (0: the best).
+// Options of a call, packed by stats/cpu.py: dtype, flags, 1 + level (0: the best), threads.
 struct Options {
     int dtype, flags, threads, level;
     explicit Options(int64_t packed)
-        : dtype(packed & 0xFF), flags(packed >> 8 & 0xFF), threads(packed >> 16 & 0xFFFF),
-          level(static_cast<int>(packed >> 32 & 0xFF) - 1) {
+        : dtype(packed & 0xFF), flags(packed >> 8 & 0xFF), threads(packed >> 32 & 0xFFFF),
+          level(static_cast<int>(packed >> 16 & 0xFF) - 1) {
         if (level < 0) level = best_level();
     }
     bool supported() const { return level <= best_level(); }
@@ -101,6 +101,11 @@ struct Measuring {
     std::mutex mutex;
     std::atomic<int64_t> next{0};
 
+    // All blocks in this thread, which needs no lock.
+    void take_all() {
+        for (int64_t i = 0; i < blocks; ++i) kernel.block(job, i, totals, records[i], sketch_of(i));
+    }
+
     void take_blocks() {
         PlainFloats plain;
         Totals found;
@@ -108,14 +113,17 @@ struct Measuring {
             int64_t index = next.fetch_add(BLOCKS_AT_A_TIME), end = std::min(index + BLOCKS_AT_A_TIME, blocks);
             if (index >= end) break;
             for (; index < end; ++index)
-                kernel.block(job, index, found, records[index], sketches ? sketches + index * SKETCH : nullptr);
+                kernel.block(job, index, found, records[index], sketch_of(index));
         }
         std::lock_guard<std::mutex> hold(mutex);
         totals.merge(found);
     }
 
+    double *sketch_of(int64_t index) const { return sketches ? sketches + index * SKETCH : nullptr; }
+
     void run(int threads) {
         threads = static_cast<int>(std::min<int64_t>(threads, (blocks + BLOCKS_AT_A_TIME - 1) / BLOCKS_AT_A_TIME));
+        if (threads <= 1) return take_all();
         in_threads(threads, [](void *self) { static_cast<Measuring *>(self)->take_blocks(); }, this);
     }
 };
@@ -140,12 +148,13 @@ Moments merged(const Record *records, int64_t blocks) {
     Precise sum, squares, spread;
     for (int64_t i = 0; i < blocks; ++i) {
         finite += records[i].finite;
-        sum.add(records[i].sum), squares.add(records[i].squares);
+        sum.add(records[i].sum), sum.add(records[i].rest * static_cast<double>(records[i].finite));
+        squares.add(records[i].squares);
     }
     double n = static_cast<double>(finite), mean = sum.value() / n;
     for (int64_t i = 0; i < blocks; ++i) {
         if (!records[i].finite) continue;
-        double size = static_cast<double>(records[i].finite), away = records[i].sum / size - mean;
+        double size = static_cast<double>(records[i].finite), away = records[i].sum / size - mean + records[i].rest;
         spread.add(records[i].spread), spread.add(size * away * away);
     }
     return {mean, std::sqrt(spread.value() / n), std::sqrt(squares.value() / n)};
@@ -245,30 +254,44 @@ EXPORTED const char *tracehooks_level_name(int level) {
     return level >= 0 && level < known ? KERNELS[level].name : nullptr;
 }
 
-// Packed row of `count` elements; returns a Status.
-EXPORTED int tracehooks_summarize(const void *data, int64_t count, int64_t packed, int64_t *row) {
-    Options options(packed);
-    if (!options.supported() || (!data && count)) return UNSUPPORTED;
-    Job job{data, count, options.dtype, options.flags};
-    int64_t blocks = (count + BLOCK - 1) / BLOCK;
+// Both take their arguments as one record of numbers and addresses, which costs ctypes least, and return a Status.
+
+struct Request {
+    const void *data;
+    int64_t count, packed;
+    int64_t *out;
+    int64_t row_bytes;
+};
+
+// Packed row of `count` elements. (row_bytes is not read.)
+EXPORTED int tracehooks_summarize(const void *record) {
+    Request request;
+    std::memcpy(&request, record, 32);
+    Options options(request.packed);
+    if (!options.supported() || (!request.data && request.count)) return UNSUPPORTED;
+    Job job{request.data, request.count, options.dtype, options.flags};
+    int64_t blocks = (request.count + BLOCK - 1) / BLOCK;
     if (blocks <= 1) {
-        Record record;
+        Record moments;
         double sketch[SKETCH] = {};
-        return measure(job, options, &record, sketch, row);
+        return measure(job, options, &moments, sketch, request.out);
     }
     std::unique_ptr<Record[]> records(new (std::nothrow) Record[static_cast<size_t>(blocks)]);
     std::unique_ptr<double[]> sketches;
     if (job.flags & SKETCHED) sketches.reset(new (std::nothrow) double[static_cast<size_t>(blocks * SKETCH)]);
     if (!records || (job.flags & SKETCHED && !sketches)) return OUT_OF_MEMORY;
-    return measure(job, options, records.get(), sketches.get(), row);
+    return measure(job, options, records.get(), sketches.get(), request.out);
 }
 
-// Hash of each row of row_bytes bytes; returns a Status.
-EXPORTED int tracehooks_hash_rows(const void *data, int64_t rows, int64_t row_bytes, int64_t packed, int64_t *out) {
-    Options options(packed);
-    if (!options.supported() || (!data && rows && row_bytes)) return UNSUPPORTED;
-    Hashing all{static_cast<const char *>(data), rows, row_bytes, KERNELS[options.level], out};
-    int threads = static_cast<int>(std::min<int64_t>(options.threads, rows));
+// Hash of each of `count` rows of row_bytes bytes.
+EXPORTED int tracehooks_hash_rows(const void *record) {
+    Request request;
+    std::memcpy(&request, record, 40);
+    Options options(request.packed);
+    if (!options.supported() || (!request.data && request.count && request.row_bytes)) return UNSUPPORTED;
+    const Kernel &kernel = KERNELS[options.level];
+    Hashing all{static_cast<const char *>(request.data), request.count, request.row_bytes, kernel, request.out};
+    int threads = static_cast<int>(std::min<int64_t>(options.threads, request.count));
     in_threads(threads, [](void *self) { static_cast<Hashing *>(self)->take_rows(); }, &all);
     return DONE;
 }

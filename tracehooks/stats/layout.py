@@ -7,6 +7,7 @@ without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,15 @@ class Spec:
     sketch: bool = False
     histogram: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Length of a packed row in int64 words."""
         return BASE_WIDTH + SKETCH_SIZE * self.sketch + len(HISTOGRAM_EXPONENTS) * self.histogram
+
+    @cached_property
+    def flags(self) -> int:
+        """The choice in bits, as kernels take it: 1 for the hash, 2 for the sketch, 4 for the histogram."""
+        return self.hash + 2 * self.sketch + 4 * self.histogram
 
 
 Columns = dict[str, NDArray[Any] | None]

@@ -46,7 +46,11 @@ def _kept(x: Tensor, convention: str | None) -> tuple[Tensor, Tensor]:
 
 def _dropped_below(dtype: torch.dtype) -> float:
     """Masks are filled with -inf, the dtype's minimum, -1e9 or, in older code, -1e4: what is at or below drops."""
-    return max(torch.finfo(dtype).min / 2, -1e4) if dtype.is_floating_point else -1e4
+    return max(torch.finfo(dtype).min / 2, _OLDEST_FILL) if dtype.is_floating_point else _OLDEST_FILL
+
+
+_OLDEST_FILL = -9984.0
+"""-1e4 as bfloat16 rounds it."""
 
 
 def unpack_masks(packed: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The definition of every statistic, in torch and float64: what faster kernels are held to.
 
 Sums run over fixed blocks of `BLOCK` elements, each reduced by one thread, in a fixed order, so that a row does not
-depend on the number of threads or on strides. The hash and the sketch are defined in docs/trace-format.md.
+depend on the number of threads or on strides. docs/statistics.md gives the formulas and the reasons for them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ Chunk = tuple[Tensor, Tensor, Tensor]
 MASK32 = 0xFFFFFFFF
 GOLDEN32 = 0x9E3779B1
 MIX_A, MIX_B = 0x85EBCA6B, 0xC2B2AE35
-ROTATION_KEY = 0x9E3779B9
 GOLDEN64 = 0x9E3779B97F4A7C15
 FINAL_A, FINAL_B = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
+TILE = 1024
+"""32-bit words under one digest of the hash."""
+GROUP = 64
+"""Elements whose signs in the sketch are the bits of one number."""
 
 
 def summarize(x: Tensor, spec: Spec) -> Tensor:
@@ -45,12 +48,12 @@ def summarize(x: Tensor, spec: Spec) -> Tensor:
 
 def hash_rows(x: Tensor) -> Tensor:
     """Content hash of each row of a dense real (rows, elements) tensor: int64 (rows,), the bits of a uint64."""
-    if x.shape[1] == 0:
-        return _finish(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), 0)
-    step = max(1, CHUNK // x.shape[1])
-    sums = [_terms(_words(rows), 0).sum(1) for rows in torch.split(x, step)]
-    words = max(1, x.element_size() // 4) * x.shape[1]
-    return _finish(torch.cat(sums) if sums else torch.zeros(0, dtype=torch.int64, device=x.device), words)
+    size = x.shape[1] * x.element_size()
+    total = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+    step = max(1, CHUNK // max(1, x.shape[1]))
+    for i, rows in enumerate(torch.split(x, step) if x.numel() else ()):
+        total[i * step : i * step + len(rows)] = _digests(_words(rows), 0)
+    return _finish64(total ^ _signed(size * GOLDEN64))
 
 
 def _chunk(part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,6 +88,7 @@ def _moments(chunks: list[Chunk], counts: Tensor, flat: Tensor) -> Tensor:
     mean = _sum([values for values, _ in scaled]) / n
     square = _sum([values * values for values, _ in scaled]) / n
     spread = _sum([torch.where(finite, values - mean, 0.0).square() for values, finite in scaled]) / n
+    low, high = low + 0.0, high + 0.0  # no negative zero: which zero is found depends on the order of comparing
     moments = torch.stack([low, high, mean * scale, spread.sqrt() * scale, square.sqrt() * scale, absmax])
     return torch.where(n > 0, moments, math.nan)
 
@@ -108,32 +112,41 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 def _hash(flat: Tensor) -> Tensor:
-    words = max(1, flat.element_size() // 4)
+    size = flat.element_size()
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for i, part in enumerate(torch.split(flat, CHUNK) if flat.numel() else ()):
-        total = total + _terms(_words(part), i * CHUNK * words).sum()
-    return _finish(total, words * flat.numel())
+        total = total + _digests(_words(part.unsqueeze(0)), i * CHUNK * size // (4 * TILE)).sum()
+    return _finish64(total ^ _signed(flat.numel() * size * GOLDEN64))
 
 
-def _words(x: Tensor) -> Tensor:
-    """The elements' bits as unsigned 32-bit words in int64, along the last dimension; 64-bit elements give two."""
-    x = x.contiguous()
-    if x.element_size() == 1:
-        return x.view(torch.uint8).to(torch.int64)
-    if x.element_size() == 2:
-        return x.view(torch.int16).to(torch.int64) & 0xFFFF
-    return x.view(torch.int32).to(torch.int64) & MASK32
+def _words(rows: Tensor) -> Tensor:
+    """The bytes of each row as little-endian 32-bit words in int64, padded with zeros to an even number of words."""
+    octets = rows.contiguous().view(torch.uint8)
+    return pad(octets, (0, -octets.shape[1] % 8)).view(torch.int32).to(torch.int64) & MASK32
 
 
-def _terms(words: Tensor, start: int) -> Tensor:
-    """What each word adds to the hash: a product of its mixed value with that value rotated, modulo 2**64."""
-    index = torch.arange(start, start + words.shape[-1], dtype=torch.int64, device=words.device)
-    mixed = _mix((words + (index * GOLDEN32 & MASK32)) & MASK32)
-    rotated = ((mixed << 16) | (mixed >> 16)) & MASK32
-    return mixed * (rotated ^ ROTATION_KEY)
+def _digests(words: Tensor, first: int) -> Tensor:
+    """Sum of the digests of each row's tiles, of which the first has number `first`: int64 (rows,).
+
+    A pair of words becomes a product that cannot vanish: a change of one word always changes its tile's sum. The
+    finaliser over the sum and the number of the tile makes what adds up in different tiles unrelated.
+    """
+    keys = _finish32(((torch.arange(TILE, dtype=torch.int64, device=words.device) + 1) * GOLDEN32) & MASK32)
+    tiles = -(-words.shape[1] // TILE)
+    mixed = (words + keys.repeat(tiles)[: words.shape[1]]) & MASK32
+    mixed = ((mixed ^ (mixed >> 16)) * MIX_A) & MASK32
+    even, odd = mixed[:, ::2], mixed[:, 1::2]
+    terms = even * odd + even + (odd << 32)
+    sums = pad(terms, (0, tiles * TILE // 2 - terms.shape[1])).view(len(words), tiles, TILE // 2).sum(2)
+    return _finish64(sums + _numbered(first, tiles, words.device)).sum(1)
 
 
-def _mix(h: Tensor) -> Tensor:
+def _numbered(first: int, count: int, device: torch.device) -> Tensor:
+    """A number of its own for each of the counters first, first + 1 …: multiples of the golden ratio's bits."""
+    return torch.arange(first + 1, first + 1 + count, dtype=torch.int64, device=device) * _signed(GOLDEN64)
+
+
+def _finish32(h: Tensor) -> Tensor:
     """MurmurHash3's 32-bit finaliser (Appleby, 2011) on values below 2**32."""
     h = h ^ (h >> 16)
     h = (h * MIX_A) & MASK32
@@ -142,9 +155,8 @@ def _mix(h: Tensor) -> Tensor:
     return h ^ (h >> 16)
 
 
-def _finish(total: Tensor, words: int) -> Tensor:
-    """MurmurHash3's 64-bit finaliser over the sum and the number of words."""
-    h = total ^ _signed(words * GOLDEN64)
+def _finish64(h: Tensor) -> Tensor:
+    """MurmurHash3's 64-bit finaliser on uint64 held in int64."""
     for factor in (FINAL_A, FINAL_B):
         h = (h ^ _shift33(h)) * _signed(factor)
     return h ^ _shift33(h)
@@ -164,10 +176,16 @@ def _sketch(chunks: list[Chunk], flat: Tensor) -> Tensor:
     """Signed sums over buckets i mod 16: float64 of shape (16,)."""
     total = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=flat.device)
     for i, (values, _, _) in enumerate(chunks):
-        index = torch.arange(i * CHUNK, i * CHUNK + values.numel(), dtype=torch.int64, device=flat.device)
-        signed = values * (1 - 2 * (_mix(index & MASK32) & 1)).to(torch.float64)
+        signed = values * _signs(i * CHUNK, values.numel(), flat.device)
         total = total + pad(signed, (0, -signed.numel() % SKETCH_SIZE)).view(-1, SKETCH_SIZE).sum(0)
     return total
+
+
+def _signs(start: int, count: int, device: torch.device) -> Tensor:
+    """float64 signs of elements start …, a multiple of GROUP: bit i mod GROUP of a finaliser of i div GROUP."""
+    bits = _finish64(_numbered(start // GROUP, -(-count // GROUP), device))
+    shifts = torch.arange(GROUP, dtype=torch.int64, device=device)
+    return (1 - 2 * ((bits.unsqueeze(1) >> shifts) & 1)).view(-1)[:count].to(torch.float64)
 
 
 def _histogram(chunks: list[Chunk], flat: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 // What every instruction set shares: constants of the definitions, the records that blocks fill, scalar conversions.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -77,6 +78,7 @@ constexpr uint64_t signs(uint64_t k) { return finish64((k + 1) * GOLDEN64); }
 struct Record {
     int64_t finite = 0;
     double sum = 0, squares = 0, spread = 0;  // spread: sum of squared distances from the block's own mean
+    double rest = 0;  // what sum / finite lacks to that mean, where it was worth finding out
 };
 
 // What merges exactly, whatever the order.

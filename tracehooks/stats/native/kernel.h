@@ -17,9 +17,18 @@ struct Lanes {
     U zeros;
 };
 
-TARGET inline void take(Lanes &lanes, F x) {
-    lanes.sum = add(lanes.sum, x);
-    lanes.squares = add_exact_square(lanes.squares, x);
+// The values x of one register of words; float32 is read again from `at`, since widening is cheapest on the way in.
+template <class T> TARGET inline void take(Lanes &lanes, F x, const T *at) {
+    if constexpr (sizeof(T) == 4) {
+        for (int k = 0; k < WORDS; k += LANES) {
+            D wide_x = load(at + k);
+            lanes.sum = add(lanes.sum, wide_x);
+            lanes.squares = add_exact_square(lanes.squares, wide_x);
+        }
+    } else {
+        lanes.sum = add(lanes.sum, x);
+        lanes.squares = add_exact_square(lanes.squares, x);
+    }
     lanes.low = lower(lanes.low, x);
     lanes.high = higher(lanes.high, x);
     lanes.zeros = count_zeros(lanes.zeros, x);
@@ -54,7 +63,8 @@ template <class T> TARGET static void finish_lanes(const Lanes &lanes, const T *
 template <class T, bool HASHED> TARGET static Sums scan(const T *p, int64_t n, uint64_t tile) {
     constexpr int PARTS = 4 / sizeof(T);
     Sums out;
-    Lanes lanes{eight(0), eight(0), everywhere(static_cast<float>(INF)), everywhere(static_cast<float>(-INF)), no_words()};
+    constexpr float LOWEST = static_cast<float>(-INF), HIGHEST = static_cast<float>(INF);
+    Lanes lanes{eight(0), eight(0), everywhere(HIGHEST), everywhere(LOWEST), no_words()};
     int64_t bytes = n * static_cast<int64_t>(sizeof(T)), done = 0;
     for (; done < bytes; ++tile) {
         const char *start = reinterpret_cast<const char *>(p) + done;
@@ -63,10 +73,14 @@ template <class T, bool HASHED> TARGET static Sums scan(const T *p, int64_t n, u
         for (int64_t i = 0; i < words; i += WORDS) {
             U x = load_words(start + 4 * i);
             if constexpr (HASHED) terms = add_terms(terms, mix(x, load_words(KEYS.at + i)));
-            for (int part = 0; part < PARTS; ++part) take(lanes, values(x, part, T{}));
+            const T *at = reinterpret_cast<const T *>(start + 4 * i);
+            for (int part = 0; part < PARTS; ++part) take(lanes, values(x, part, T{}), at);
         }
         done += 4 * words;
-        if (HASHED) out.hash += tile_digest(total64(terms) + last_terms(start + 4 * words, size - 4 * words, words), tile);
+        if (HASHED) {
+            uint64_t last = last_terms(start + 4 * words, size - 4 * words, words);
+            out.hash += tile_digest(total64(terms) + last, tile);
+        }
         if (4 * words < size) break;
     }
     finish_lanes(lanes, p, done / static_cast<int64_t>(sizeof(T)), n, out);
@@ -81,7 +95,7 @@ TARGET static Sums scan64(const double *p, int64_t n) {
         D x = load(p + i);
         sum = add(sum, x), squares = add(squares, square(x));
         low = lower(low, x), high = higher(high, x);
-        out.zeros += zeros_of(x);
+        out.zeros += equal_in(x, eight(0));
     }
     double lane[4][LANES];
     store(lane[0], sum), store(lane[1], squares), store(lane[2], low), store(lane[3], high);
@@ -101,11 +115,17 @@ TARGET static Sums scan64(const double *p, int64_t n) {
     return out;
 }
 
-// Sum of squared distances from the mean, corrected for the rounding of the mean (Chan, Golub and LeVeque, 1983).
-template <class T> TARGET static double spread_around(const T *p, int64_t n, double mean) {
+// A second reading of a block leaves memory idle: meanwhile the next block is fetched. Prefetching never faults.
+template <class T> TARGET inline void fetch_next(const T *at) {
+    __builtin_prefetch(reinterpret_cast<const char *>(at) + BLOCK * sizeof(T), 0, 2);
+}
+
+// Sum of squared distances from the mean, corrected for the rounding of that mean (Chan, Golub and LeVeque, 1983).
+template <class T> TARGET static void read_again(const T *p, int64_t n, double mean, Record &record) {
     D sum = eight(0), squares = eight(0), center = eight(mean);
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
+        fetch_next(p + i);
         D x = subtract(load(p + i), center);
         sum = add(sum, x), squares = add(squares, square(x));
     }
@@ -115,15 +135,16 @@ template <class T> TARGET static double spread_around(const T *p, int64_t n, dou
         double x = to_double(p[i]) - mean;
         lane[0][i & (LANES - 1)] += x, lane[1][i & (LANES - 1)] += x * x;
     }
-    double rest = reduced(lane[0]), spread = reduced(lane[1]) - rest * rest / static_cast<double>(n);
-    return spread > 0 ? spread : 0;
+    double total = reduced(lane[0]);
+    record.rest = total / static_cast<double>(n);
+    record.spread = std::max(0.0, reduced(lane[1]) - total * record.rest);
 }
 
 // Where squares and mean cancel, the elements (still in the nearest cache) are read again.
 template <class T> TARGET static void record_moments(const T *p, int64_t n, const Sums &sums, Record &record) {
     double mean = sums.sum / static_cast<double>(n), spread = sums.squares - sums.sum * mean;
-    if (!(spread > sums.squares / 64)) spread = spread_around(p, n, mean);
     record = {n, sums.sum, sums.squares, spread};
+    if (!(spread > sums.squares / 64)) read_again(p, n, mean, record);
 }
 
 template <class T> TARGET static void add_sketch(const T *p, int64_t n, int64_t first, double *sketch) {
@@ -133,6 +154,7 @@ template <class T> TARGET static void add_sketch(const T *p, int64_t n, int64_t 
     for (; i + 64 <= n; i += 64, ++group) {
         uint64_t bits = signs(group);
         for (int k = 0; k < 64; k += 16) {
+            fetch_next(p + i + k);
             even = add_signed(even, load(p + i + k), static_cast<unsigned>(bits >> k & 0xFF));
             odd = add_signed(odd, load(p + i + k + 8), static_cast<unsigned>(bits >> (k + 8) & 0xFF));
         }
@@ -178,25 +200,38 @@ TARGET static void take_block(const Job &job, const T *p, int64_t n, const Sums 
     record_moments(p, n, sums, record);
 }
 
+// As float64, with zeros up to a whole register.
+template <class T> TARGET static void widen(const T *p, int64_t n, double *out) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        fetch_next(p + i);
+        store(out + i, load(p + i));
+    }
+    for (int64_t end = (n + LANES - 1) / LANES * LANES; i < end; ++i) out[i] = i < n ? to_double(p[i]) : 0;
+}
+
 // A block with non-finite elements, or one of float64 that has to be scaled: its finite elements, moved together.
 template <class T>
 TARGET static void careful_block(const Job &job, const T *p, int64_t n, int64_t first, Totals &totals, Record &record,
                                  double *sketch) {
-    double kept[BLOCK + LANES];
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        double x = to_double(p[i]);
-        kept[count] = x * job.scale_a * job.scale_b;
-        count += std::fabs(x) < INF;
-        totals.nan += x != x, totals.posinf += x == INF, totals.neginf += x == -INF;
+    double all[BLOCK + LANES], kept[BLOCK + LANES];
+    widen(p, n, all);
+    int64_t count = 0, posinf = 0, neginf = 0;
+    for (int64_t i = 0; i < n; i += LANES) {
+        posinf += equal_in(load(all + i), eight(INF));
+        neginf += equal_in(load(all + i), eight(-INF));
     }
+    for (int64_t i = 0; i < n; ++i) {
+        kept[count] = all[i];
+        count += std::fabs(all[i]) < INF;
+    }
+    totals.posinf += posinf, totals.neginf += neginf, totals.nan += n - count - posinf - neginf;
+    if (job.scale_a != 1)
+        for (int64_t i = 0; i < count; ++i) kept[i] = kept[i] * job.scale_a * job.scale_b;
     if (count) take_block(job, kept, count, scan64(kept, count), totals, record);
     if (sketch) {
-        for (int64_t i = 0; i < n; ++i) {
-            double x = to_double(p[i]);
-            kept[i] = std::fabs(x) < INF ? x : 0;
-        }
-        add_sketch(kept, n, first, sketch);
+        for (int64_t i = 0; i < n; ++i) all[i] = std::fabs(all[i]) < INF ? all[i] : 0;
+        add_sketch(all, n, first, sketch);
     }
 }
 

@@ -1,5 +1,5 @@
 // The registers of AVX2: eight 32-bit words, eight float32, two times four float64.
-#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define TARGET __attribute__((target("avx2,fma,f16c,popcnt")))
 
 constexpr int WORDS = 8;
 
@@ -62,7 +62,9 @@ TARGET inline D wide(F x) {
     return {_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))};
 }
 TARGET inline D load(const double *p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
-TARGET inline D load(const float *p) { return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))}; }
+TARGET inline D load(const float *p) {
+    return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
+}
 TARGET inline D load(const Bf16 *p) {
     __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     return wide(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)));
@@ -78,14 +80,17 @@ TARGET inline D lower(D x, D y) { return {_mm256_min_pd(x.a, y.a), _mm256_min_pd
 TARGET inline D higher(D x, D y) { return {_mm256_max_pd(x.a, y.a), _mm256_max_pd(x.b, y.b)}; }
 
 // Squares of float32 are exact in float64, so that fusing them changes no bit.
-TARGET inline D add_exact_square(D sum, D x) { return {_mm256_fmadd_pd(x.a, x.a, sum.a), _mm256_fmadd_pd(x.b, x.b, sum.b)}; }
+TARGET inline D add_exact_square(D sum, D x) {
+    return {_mm256_fmadd_pd(x.a, x.a, sum.a), _mm256_fmadd_pd(x.b, x.b, sum.b)};
+}
 TARGET inline D add(D sum, F x) { return add(sum, wide(x)); }
 TARGET inline D add_exact_square(D sum, F x) { return add_exact_square(sum, wide(x)); }
 
-TARGET inline int zeros_of(D x) {
-    __m256d zero = _mm256_setzero_pd();
-    int a = _mm256_movemask_pd(_mm256_cmp_pd(x.a, zero, _CMP_EQ_OQ));
-    return __builtin_popcount(static_cast<unsigned>(a | _mm256_movemask_pd(_mm256_cmp_pd(x.b, zero, _CMP_EQ_OQ)) << 4));
+// How many lanes are equal.
+TARGET inline int equal_in(D x, D y) {
+    int a = _mm256_movemask_pd(_mm256_cmp_pd(x.a, y.a, _CMP_EQ_OQ));
+    int b = _mm256_movemask_pd(_mm256_cmp_pd(x.b, y.b, _CMP_EQ_OQ));
+    return __builtin_popcount(static_cast<unsigned>(a | b << 4));
 }
 
 struct SignTable {

@@ -1,5 +1,5 @@
 // The registers of AVX-512: sixteen 32-bit words, sixteen float32, eight float64.
-#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")))
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c,popcnt")))
 
 constexpr int WORDS = 16;
 
@@ -32,7 +32,8 @@ TARGET inline F values(U words, int, float) { return _mm512_castsi512_ps(words);
 
 // Even and odd elements of the first eight words, then of the last eight: the order in which narrower registers add.
 TARGET inline F values(U words, int part, Bf16) {
-    U even = _mm512_slli_epi32(words, 16), odd = _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
+    U even = _mm512_slli_epi32(words, 16);
+    U odd = _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
     return _mm512_castsi512_ps(part ? _mm512_shuffle_i64x2(even, odd, 0xEE) : _mm512_shuffle_i64x2(even, odd, 0x44));
 }
 
@@ -80,13 +81,14 @@ TARGET inline D last_eight(F x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(
 TARGET inline D add(D sum, F x) { return add(add(sum, first_eight(x)), last_eight(x)); }
 
 // Squares of float32 are exact in float64, so that fusing them changes no bit.
+TARGET inline D add_exact_square(D sum, D x) { return _mm512_fmadd_pd(x, x, sum); }
 TARGET inline D add_exact_square(D sum, F x) {
-    D first = first_eight(x), last = last_eight(x);
-    return _mm512_fmadd_pd(last, last, _mm512_fmadd_pd(first, first, sum));
+    return add_exact_square(add_exact_square(sum, first_eight(x)), last_eight(x));
 }
 
-TARGET inline int zeros_of(D x) {
-    return __builtin_popcount(static_cast<unsigned>(_mm512_cmp_pd_mask(x, _mm512_setzero_pd(), _CMP_EQ_OQ)));
+// How many lanes are equal.
+TARGET inline int equal_in(D x, D y) {
+    return __builtin_popcount(static_cast<unsigned>(_mm512_cmp_pd_mask(x, y, _CMP_EQ_OQ)));
 }
 
 TARGET inline D add_signed(D sum, D x, unsigned bits) {

@@ -1,4 +1,4 @@
-// Eight lanes as compilers with vector extensions make them for any processor (SSE2, NEON …), in registers of 16 bytes.
+// Eight lanes as compilers with vector extensions make them for any processor (SSE2, NEON …): registers of 16 bytes.
 #define TARGET
 
 constexpr int WORDS = 8;
@@ -145,11 +145,13 @@ inline D wide(F x) {
 }
 
 inline D add(D sum, F x) { return add(sum, wide(x)); }
-inline D add_exact_square(D sum, F x) { return add(sum, square(wide(x))); }
+inline D add_exact_square(D sum, D x) { return add(sum, square(x)); }
+inline D add_exact_square(D sum, F x) { return add_exact_square(sum, wide(x)); }
 
-inline int zeros_of(D x) {
+// How many lanes are equal.
+inline int equal_in(D x, D y) {
     Masks2 found = {};
-    for (const Doubles2 &d : x.x) found -= d == 0.0;
+    for (int k = 0; k < 4; ++k) found -= x.x[k] == y.x[k];
     return static_cast<int>(found[0] + found[1]);
 }
 

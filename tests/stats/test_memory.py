@@ -1,0 +1,32 @@
+"""Specification of the native kernel's manners in memory: it reads its tensor and writes its row, nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tracehooks.stats
+
+SOURCE = Path(tracehooks.stats.__file__).parent / "cpu.cpp"
+DRIVER = Path(__file__).parent / "bounds.cpp"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
+    """Address, undefined-behaviour and thread sanitizers find nothing in any size, dtype or instruction set."""
+    compiler = ["c++", "-std=c++17", "-O1", "-g", "-w", "-ffp-contract=off", "-pthread"]
+    compiler += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    empty = tmp_path / "empty.cpp"
+    empty.write_text("int main() {}")
+    if subprocess.run([*compiler, str(empty), "-o", str(tmp_path / "empty")], capture_output=True).returncode:
+        pytest.skip("this compiler has no such sanitizer")
+    program = tmp_path / "bounds"
+    subprocess.run([*compiler, str(SOURCE), str(DRIVER), "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout) > 10_000

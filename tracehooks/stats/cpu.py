@@ -1,0 +1,170 @@
+"""The native kernel for tensors in the processor's memory: cpu.cpp, loaded when it is first needed.
+
+The library is an optional part of the package: where it could not be built, or cannot be loaded, every function here
+returns None, the reference takes over, and a warning says so once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import struct
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tracehooks.stats.layout import INTEGERS, Spec
+from tracehooks.stats.plain import plain
+
+ABI = 1
+BEST = -1
+"""The level of the widest registers that the processor has; levels count from 0, which needs nothing special."""
+
+PARALLEL = 1 << 20
+"""Bytes from which on threads are worth waking."""
+
+BRIEF = 1 << 18
+"""Bytes up to which a call keeps Python's lock: giving it away may cost more than the call."""
+
+DTYPES = {
+    dtype: code
+    for code, dtype in enumerate(
+        (
+            torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int8,
+            torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
+        )
+    )
+}  # fmt: skip
+
+REQUEST = struct.Struct("=qqqq")
+"""Arguments of ``summarize``: address, elements, options, address of the row. One argument costs ctypes least."""
+
+ROWS_REQUEST = struct.Struct("=qqqqq")
+"""Arguments of ``hash_rows``: address, rows, options, address of the hashes, bytes of a row."""
+
+Entry = Callable[[bytes], int]
+
+
+class UnusableError(Exception):
+    """Why there is no native kernel."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """Entry points of cpu.cpp. ``brief`` is ``summarize`` without giving away Python's lock."""
+
+    summarize: Entry
+    brief: Entry
+    hash_rows: Entry
+    levels: tuple[str, ...]
+    """Names of the instruction sets that this processor has, from the most portable to the widest."""
+
+
+@cache
+def library() -> Library | None:
+    """The native kernel, or None after a warning."""
+    try:
+        return load(Path(__file__).parent)
+    except UnusableError as reason:
+        warnings.warn(
+            f"tracehooks measures tensors without its native kernel, several times slower: {reason}. "
+            "Reinstalling the package where a C++17 compiler is found builds it.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+
+
+def load(folder: Path) -> Library:
+    """The library that the package's build left in a folder; raises UnusableError."""
+    names = [f"_cpu{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next((folder / name for name in names if (folder / name).exists()), None)
+    if path is None:
+        raise UnusableError("it was not built for this Python when the package was installed")
+    try:
+        free, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        found = int(free.tracehooks_abi())
+        if found != ABI:
+            raise UnusableError(f"{path.name} belongs to another version of tracehooks")
+        name_of = free.tracehooks_level_name
+        name_of.restype = ctypes.c_char_p
+        levels = tuple(name_of(level).decode() for level in range(free.tracehooks_level() + 1))
+    except (OSError, AttributeError) as error:
+        raise UnusableError(f"{path.name} cannot be loaded ({error})") from error
+    return Library(free.tracehooks_summarize, held.tracehooks_summarize, free.tracehooks_hash_rows, levels)
+
+
+def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = BEST) -> Tensor | None:
+    """Packed statistics of a tensor on the CPU, or None where this kernel cannot measure it."""
+    kernel = library()
+    if kernel is None:
+        return None
+    kind, code = type(x), DTYPES.get(x.dtype)
+    try:
+        if code is None or not (kind is Tensor or kind is Parameter) or not x.is_contiguous() or x.is_neg():
+            return _converted(x, spec, out, level)
+        data = x.data_ptr()
+    except RuntimeError:  # no memory of its own: sparse, or wrapped by torch.func
+        return _converted(x, spec, out, level)
+    if out is None:
+        out = torch.empty(spec.width, dtype=torch.int64, device="cpu")
+    count = x.numel()
+    size = count * x.itemsize
+    options = code | spec.flags << 8 | (level + 1) << 16
+    if size <= BRIEF:
+        return None if kernel.brief(REQUEST.pack(data, count, options, out.data_ptr())) else out
+    if size >= PARALLEL:
+        options |= torch.get_num_threads() << 32
+    return None if kernel.summarize(REQUEST.pack(data, count, options, out.data_ptr())) else out
+
+
+def hash_rows(x: Tensor, *, level: int = BEST) -> Tensor | None:
+    """Content hash of each row of a dense real (rows, elements) tensor on the CPU, or None."""
+    kernel = library()
+    if kernel is None or not _has_memory(x):
+        return None
+    x = x.contiguous()
+    rows, size = x.shape[0], x.shape[1] * x.itemsize
+    out = torch.empty(rows, dtype=torch.int64, device="cpu")
+    threads = torch.get_num_threads() if rows * size >= PARALLEL else 1
+    options = (level + 1) << 16 | threads << 32
+    return None if kernel.hash_rows(ROWS_REQUEST.pack(x.data_ptr(), rows, options, out.data_ptr(), size)) else out
+
+
+def _converted(x: Tensor, spec: Spec, out: Tensor | None, level: int) -> Tensor | None:
+    """The same for a tensor whose elements do not lie in memory as they are and in order, by way of one that does."""
+    with torch.no_grad():
+        dense = plain(x)
+        if not _has_memory(dense):
+            return None
+        dense = dense.contiguous().as_subclass(Tensor)
+        if dense.dtype in DTYPES:
+            return summarize(dense, spec, out, level=level)
+        return _of_bytes(dense, spec, out, level)
+
+
+def _has_memory(x: Tensor) -> bool:
+    """Whether a tensor is more than a shell around others (a DTensor, a fake tensor, one that torch.func wraps …)."""
+    if type(x).__torch_dispatch__ != Tensor.__torch_dispatch__ or x.layout is not torch.strided or not x.is_cpu:
+        return False
+    try:
+        return bool(x.data_ptr() or not x.numel())
+    except RuntimeError:
+        return False
+
+
+def _of_bytes(x: Tensor, spec: Spec, out: Tensor | None, level: int) -> Tensor | None:
+    """Statistics of an eight-bit float, all of which float32 holds: the values converted, the hash of the bytes."""
+    if not x.is_floating_point() or x.itemsize != 1:
+        return None
+    content = hash_rows(x.view(1, -1), level=level) if spec.hash else None
+    row = summarize(x.to(torch.float32), spec, out, level=level)
+    if row is not None and content is not None:
+        row[INTEGERS.index("hash")] = content[0]
+    return row
