@@ -17,6 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[torch,rwkv-clip]"
+	$(BIN)/python -m pip install --quiet --no-deps openai-clip==1.0.1  # CLIP's vocabulary, for the tests of the tokenizer
 	touch $@
 
 demo: $(READY) ## train a small RWKV-CLIP on handwritten digits, traced (about two minutes)
@@ -25,7 +26,7 @@ demo: $(READY) ## train a small RWKV-CLIP on handwritten digits, traced (about t
 test: check ## what CI runs: set up, lint, types, import contracts, tests
 
 check: $(READY) lint types contracts
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 lint: $(READY) ## ruff, lint and format
 	$(BIN)/ruff check .
@@ -42,7 +43,7 @@ contracts: $(READY) ## which room may import which
 	$(BIN)/lint-imports
 
 test-slow: $(READY) ## the exhaustive tests
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
 bench: $(READY) ## every benchmark, written to benchmarks/results/
 	$(BIN)/python -m benchmarks
