@@ -44,9 +44,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_room_is_on_the_layout_page() -> None:
-    """docs/layout.md names every file of capture."""
+    """docs/layout.md names every file of capture and locate."""
     text = (ROOT / "docs/layout.md").read_text()
-    for path in (ROOT / "tracehooks/capture").glob("*.py"):
+    for path in [*(ROOT / "tracehooks/capture").glob("*.py"), *(ROOT / "tracehooks/locate").glob("*.py")]:
         if path.stem not in ("__init__", "trace", "select"):
             assert f"`{path.name}`" in text, path.name
 
@@ -57,3 +57,14 @@ def test_the_readme_names_the_two_commands() -> None:
     assert "make demo" in text
     assert "make test" in text
     assert (ROOT / ".ci/run").read_text().rstrip().endswith("\nmake test")
+
+
+def test_every_cause_is_documented() -> None:
+    """Each cause that the locator can give stands in docs/causes.md."""
+    text = (ROOT / "docs/causes.md").read_text()
+    source = (ROOT / "tracehooks/locate/causes.py").read_text()
+    tags = set(re.findall(r'Cause\(\s*"([a-z0-9_]+)"', source)) | set(re.findall(r'_domain\(\s*"([a-z0-9_]+)"', source))
+    tags |= set(re.findall(r'(?:return|tag =) "([a-z0-9_]+)"', source)) | {"fp16_overflow", "overflow"}
+    assert len(tags) > 20
+    for tag in tags:
+        assert f"`{tag}`" in text, tag

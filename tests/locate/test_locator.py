@@ -35,11 +35,13 @@ def recorded(folder: Path, model, step, steps=3, **options):
 
 
 @pytest.mark.filterwarnings("ignore:std\\(\\):UserWarning", "ignore:.*degrees of freedom:UserWarning")
+@pytest.mark.parametrize("locate", ["replay", "ops"])
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
-def test_every_kind_of_failure(tmp_path, failure: Failure) -> None:
-    """Each is reported in its own step with phase, module, op, value, cause and the guilty line, torch-free afterwards."""
+def test_every_kind_of_failure(tmp_path, failure: Failure, locate: str) -> None:
+    """Each is reported in its own step with phase, module, op, value, cause and the guilty line, whether the step is run
+    again or was watched."""
     model, _, step = failure.build()
-    first = recorded(tmp_path, model, step, steps=failure.step + 1).first_nonfinite
+    first = recorded(tmp_path, model, step, steps=failure.step + 1, locate=locate).first_nonfinite
     assert first is not None
     assert (first.step, first.phase, first.module) == (failure.step, failure.phase, failure.module), first.message
     if failure.op is not None:

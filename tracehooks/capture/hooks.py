@@ -78,7 +78,7 @@ class PassBegins(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.session.loss_is_over()
+            self.session.comes_next("pass")
             self.session.pass_begins(args, kwargs, named_arguments(self.names, args, kwargs))
 
 

@@ -94,7 +94,7 @@ class Session:
             with torch_internals.undisturbed():
                 self._last_words()
                 self.flush()  # writes what is known of an error in the last flush
-        self.loss_is_over()
+        self.comes_next("close")
         self.closed = self.silent = True
         self._locator.close()
         self.live = self.recording = False
@@ -146,11 +146,11 @@ class Session:
             with torch_internals.without_torch_function():
                 self._locator.pass_ends(output)
 
-    def loss_is_over(self) -> None:
-        """The root is called again, backward or an optimizer begins."""
+    def comes_next(self, what: str) -> None:
+        """A pass, backward, an optimizer or close comes next. Not an edge, for the same reason."""
         if not self.silent and self.pid == os.getpid():
             with torch_internals.without_torch_function():
-                self._locator.loss_ends()
+                self._locator.comes_next(what)
 
     @edge
     def module_called(self, path: str, arguments: list[tuple[str, Any]]) -> None:

@@ -81,7 +81,7 @@ class Switchboard:
     def _optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 and args[0] is optimizer else None)
         for session in self.live():
-            session.loss_is_over()
+            session.comes_next("optimizer")
             session.optimizer_begins(optimizer, closure is not None)
 
     def _optimizer_ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Switchboard:
     ) -> Any:
         sessions = self.live()
         for session in sessions:
-            session.loss_is_over()
+            session.comes_next("backward")
             session.backward_begins(tensors)
         try:
             return original(tensors, *args, **kwargs)
@@ -103,7 +103,7 @@ class Switchboard:
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for session in self.live():
-            session.loss_is_over()
+            session.comes_next("backward")
         return original(*args, **kwargs)
 
     def _scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:

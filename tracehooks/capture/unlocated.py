@@ -19,7 +19,7 @@ class Unlocated:
     def pass_ends(self, output: Any) -> None:
         """Nothing to watch."""
 
-    def loss_ends(self) -> None:
+    def comes_next(self, what: str) -> None:
         """Nothing watched."""
 
     def output_gradient(self, micro: int, slot: str, gradient: Any) -> None:

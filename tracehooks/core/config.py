@@ -23,6 +23,7 @@ RECORDABLE = (
     "samples",
 )
 ON_NONFINITE = ("record", "locate", "raise", "skip")
+LOCATE = ("replay", "ops")
 DURABILITY = ("process", "fsync")
 ENV_PREFIX = "TRACEHOOKS_"
 
@@ -51,6 +52,9 @@ class Config:
     on_nonfinite: str = "locate"
     """record: note it and go on; locate: also say where; raise: NonFiniteError before the optimizer step; skip: drop
     the gradients of this step and go on."""
+    locate: str = "replay"
+    """How the first non-finite op is found. replay: by running the step again; ops: by watching every op of every step,
+    for code that cannot be run again."""
     hash: bool = True
     """Record a content hash of every tensor."""
     sketch: bool = False
@@ -145,6 +149,8 @@ def _check(config: Config) -> None:
             raise UnknownNameError("record", name, RECORDABLE, "option record")
     if config.on_nonfinite not in ON_NONFINITE:
         raise UnknownNameError("on_nonfinite", str(config.on_nonfinite), ON_NONFINITE, "option on_nonfinite")
+    if config.locate not in LOCATE:
+        raise UnknownNameError("locate", str(config.locate), LOCATE, "option locate")
     if config.durability not in DURABILITY:
         raise UnknownNameError("durability", str(config.durability), DURABILITY, "option durability")
     if not callable(config.every) and (

@@ -154,8 +154,9 @@ class Locator(Protocol):
     def output_gradient(self, micro: int, slot: str, gradient: Any) -> None:
         """The gradient of one of its outputs arrived."""
 
-    def loss_ends(self) -> None:
-        """What follows is no longer the loss. Called with the user's own dispatch modes in place, as is `pass_ends`."""
+    def comes_next(self, what: str) -> None:
+        """A pass, backward, an optimizer or close comes next. Called with the user's own dispatch modes in place, as is
+        `pass_ends`."""
 
     def backward_begins(self, tensors: Any) -> None:
         """Backward starts from these."""

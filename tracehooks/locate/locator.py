@@ -19,7 +19,7 @@ from tracehooks.locate import answers, causes
 from tracehooks.locate.chain import Birth, birth
 from tracehooks.locate.loss import LossWatch
 from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, user_place
-from tracehooks.locate.replay import Pass, Replay
+from tracehooks.locate.replay import Pass, Record, Replay
 from tracehooks.locate.update import rerun_update
 
 MAX_PASSES = 8
@@ -29,7 +29,7 @@ Answer = FirstNonFinite | None
 
 
 class StepLocator:
-    """Implements `core.records.Locator` for one model.
+    """Implements `core.records.Locator` for one model, by running the step again.
 
     The places where a value can be born are looked at in the order in which a step runs: forward passes, loss, backward
     outside the model, backward inside it, clipping, buffers, the update. The first that is damaged answers.
@@ -66,8 +66,8 @@ class StepLocator:
         elif self._passes and not self._passes[-1].training:
             self._passes.pop()
 
-    def loss_ends(self) -> None:
-        """The root is called again, or backward or an optimizer begins."""
+    def comes_next(self, what: str) -> None:
+        """A pass, backward, an optimizer or close comes next: the loss is over."""
         self._loss.leave()
 
     def output_gradient(self, micro: int, slot: str, gradient: Tensor) -> None:
@@ -114,9 +114,9 @@ class StepLocator:
 
     def _forwards(self, step: int) -> Answer:
         for taken in self._passes:
-            replay = self._replay(taken)
-            for _, tensor in leaves(replay.output, "output"):
-                born = _birth(replay.mode, replay.mode.writer(tensor))
+            record = self._record(taken)
+            for writer in record.outputs:
+                born = _birth(record.mode, writer)
                 if born is not None:
                     return self._of_birth(step, "forward" if taken.training else "eval", born)
         return None
@@ -143,11 +143,11 @@ class StepLocator:
 
     def _backwards(self, step: int) -> Answer:
         for taken in self._passes:
-            ops = self._replay(taken).mode.ops
+            ops = self._record(taken).mode.ops
             damaged = next((op for op in ops if op.phase == "backward" and op.output.bad and not op.meant), None)
             if damaged is None:
                 continue
-            born = birth(ops, self._replay(taken).mode.unseen, damaged.index)
+            born = birth(ops, self._record(taken).mode.unseen, damaged.index)
             if born.op is not None:
                 return self._of_backward(step, ops, born.op, damaged)
             if born.unseen is not None and not taken.sent(born.unseen):
@@ -166,10 +166,10 @@ class StepLocator:
 
     def _buffers(self, step: int) -> Answer:
         for taken in self._passes:
-            replay = self._replay(taken)
+            record = self._record(taken)
             for held in held_buffers(self._root):
                 before = taken.buffer(held.tensor)
-                born = _birth(replay.mode, replay.mode.writer(held.tensor))
+                born = _birth(record.mode, record.mode.writer(held.tensor))
                 if born is None or before is None or not bool(torch.isfinite(before).all()):
                     continue
                 first = self._of_birth(step, "buffer", born)
@@ -222,7 +222,8 @@ class StepLocator:
     def _parameters(self) -> list[Held]:
         return held_parameters(self._root)
 
-    def _replay(self, taken: Pass) -> Replay:
+    def _record(self, taken: Pass) -> Record:
+        """What ran in a pass, op by op."""
         if id(taken) not in self._replays:
             self._replays[id(taken)] = replay = Replay(self._root, taken, self._describe)
             replay.run()

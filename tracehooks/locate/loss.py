@@ -34,6 +34,40 @@ class BackwardBirth:
     made_by: Op | None
 
 
+class ModeStack:
+    """Op-level modes that are on some thread's stack of dispatch modes while the user's code runs."""
+
+    def __init__(self) -> None:
+        self._on: list[tuple[OpMode, int]] = []
+
+    def enter(self, mode: OpMode) -> bool:
+        """Put a mode on the stack, where nothing else is active and nothing was compiled; whether it is there."""
+        if (
+            self._on
+            or torch_internals.modes_active()
+            or torch_internals.entangled()
+            or torch_internals.anything_compiled()
+        ):
+            return any(on is mode and on.active for on, _ in self._on)
+        mode.active = True
+        torch_internals.push_mode(mode)
+        self._on.append((mode, threading.get_ident()))
+        return True
+
+    def leave(self) -> None:
+        """Take modes off the stack. Where that is not possible (inside inference mode, on another thread) they do nothing
+        from now on, and go later."""
+        for mode, _ in self._on:
+            mode.active = False
+        if torch_internals.entangled():
+            return
+        here = threading.get_ident()
+        for mode, thread in list(self._on):
+            if thread == here:
+                torch_internals.remove_mode(mode)
+                self._on.remove((mode, thread))
+
+
 class LossWatch:
     """Watches from the end of one forward pass of the root to the end of the backward pass."""
 
@@ -46,42 +80,30 @@ class LossWatch:
         self._outputs: set[int] = set()
         """Sequence numbers of the nodes that made the root's outputs."""
         self._handles: list[RemovableHandle] = []
-        self._on_stack: list[tuple[OpMode, int]] = []
-        """Modes that are on some thread's stack, and which thread's."""
+        self._modes = ModeStack()
 
     def forget(self) -> None:
         """A new step."""
-        self.leave()
         self.mode, self.loss, self.birth = None, None, None
         self._outputs.clear()
         self._drop_handles()
 
-    def enter(self, outputs: Sequence[Tensor]) -> None:
+    def outputs_are(self, outputs: Sequence[Tensor]) -> None:
         """The root returned these."""
         # numbers, not nodes: a node would keep its whole graph alive
         self._outputs |= {torch_internals.sequence_of(x.grad_fn) for x in outputs if x.grad_fn is not None}
-        if not self._outputs or self._on_stack or torch_internals.modes_active() or torch_internals.entangled():
-            return
-        if torch_internals.anything_compiled():
-            return
-        if self.mode is None or len(self.mode.ops) > MAX_OPS:
-            self.mode = OpMode(lambda: None, self._describe)
-        self.mode.active = True
-        torch_internals.push_mode(self.mode)
-        self._on_stack.append((self.mode, threading.get_ident()))
+
+    def enter(self, outputs: Sequence[Tensor]) -> None:
+        """The root returned these, and what follows is the loss."""
+        self.outputs_are(outputs)
+        if self._outputs:
+            if self.mode is None or len(self.mode.ops) > MAX_OPS:
+                self.mode = OpMode(lambda: None, self._describe)
+            self._modes.enter(self.mode)
 
     def leave(self) -> None:
-        """The root is called again, backward or an optimizer begins, or the step ends: the mode goes off the stack. Where
-        that is not possible (inside inference mode, on another thread) it does nothing from now on, and goes later."""
-        for mode, _ in self._on_stack:
-            mode.active = False
-        if torch_internals.entangled():
-            return
-        here = threading.get_ident()
-        for mode, thread in list(self._on_stack):
-            if thread == here:
-                torch_internals.remove_mode(mode)
-                self._on_stack.remove((mode, thread))
+        """The root is called again, backward or an optimizer begins, or the step ends."""
+        self._modes.leave()
 
     def backward_begins(self, loss: Tensor | None) -> None:
         """Backward starts from a loss: its nodes are hooked down to the root's outputs."""

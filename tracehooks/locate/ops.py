@@ -139,13 +139,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, path_of: Callable[[], str | None], describe: Describe) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[Op] = []
-        self.unseen: list[Unseen] = []
-        """Tensors never seen being written: parameters, inputs, buffers."""
         self.active = True
         self.failed: Exception | None = None
         """An error of the recording's own, after which nothing more is recorded."""
         self._path_of, self._describe = path_of, describe
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was recorded."""
+        self.ops: list[Op] = []
+        self.unseen: list[Unseen] = []
+        """Tensors never seen being written: parameters, inputs, buffers."""
         self._writer: dict[int, int] = {}
         self._status: dict[int, Status] = {}
         self._by_sequence: dict[int, int] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -114,6 +114,14 @@ class Pass:
         return all(_version(tensor) == version for tensor, version in self.versions)
 
 
+class Record(Protocol):
+    """What ran in a pass, op by op."""
+
+    mode: OpMode
+    outputs: list[int | None]
+    """The op that wrote each output of the root; None or negative where none was seen."""
+
+
 class Replay:
     """One pass run again. `forward` and `backward` leave records in ``mode``."""
 
@@ -122,11 +130,12 @@ class Replay:
         self._stack: list[str] = []
         self.mode = OpMode(lambda: self._stack[-1] if self._stack else None, describe)
         self.output: Any = None
+        self.outputs: list[int | None] = []
         self.failed: Exception | None = None
 
     def run(self) -> None:
         """Forward, then backward where gradients came back; the run's state is restored whatever happens."""
-        with _undone(self.root), self._paths_followed(), contextlib.ExitStack() as stack:
+        with _undone(self.root), paths_followed(self.root, self._stack), contextlib.ExitStack() as stack:
             self._restore()
             for device, enabled, dtype in self.taken.autocast:
                 if device == "cpu" or torch.cuda.is_available():
@@ -137,6 +146,7 @@ class Replay:
             stack.enter_context(self.mode)
             try:
                 self.output = self.root(*self.taken.args, **self.taken.kwargs)
+                self.outputs = [self.mode.writer(tensor) for _, tensor in leaves(self.output, "output")]
                 self._backward()
             except Exception as error:  # code that cannot run twice: what was recorded up to there is used
                 self.failed = error
@@ -160,26 +170,27 @@ class Replay:
         for parameter in self.root.parameters():
             parameter.grad = None
 
-    @contextlib.contextmanager
-    def _paths_followed(self) -> Iterator[None]:
-        """Keep the stack of running modules. Own hooks come first and last, so that the user's hooks run inside; modules
-        whose hook tables must stay empty are followed by global hooks."""
-        modules = named_modules(self.root)
-        shared = behind_fast_path(modules)
-        handles = []
-        for path, module in modules.items():
-            if id(module) not in shared and not isinstance(module, torch.jit.ScriptModule):
-                handles.append(module.register_forward_pre_hook(_Enter(self._stack, path), prepend=True))
-                handles.append(module.register_forward_hook(_Leave(self._stack), always_call=True))
-        if shared:
-            paths = {id(module): path for path, module in modules.items() if id(module) in shared}
-            handles.append(register_module_forward_pre_hook(_EnterShared(self._stack, paths)))
-            handles.append(register_module_forward_hook(_LeaveShared(self._stack, paths), always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+@contextlib.contextmanager
+def paths_followed(root: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Keep the stack of running modules. Own hooks come first and last, so that the user's hooks run inside; modules whose
+    hook tables must stay empty are followed by global hooks."""
+    modules = named_modules(root)
+    shared = behind_fast_path(modules)
+    handles = []
+    for path, module in modules.items():
+        if id(module) not in shared and not isinstance(module, torch.jit.ScriptModule):
+            handles.append(module.register_forward_pre_hook(_Enter(stack, path), prepend=True))
+            handles.append(module.register_forward_hook(_Leave(stack), always_call=True))
+    if shared:
+        paths = {id(module): path for path, module in modules.items() if id(module) in shared}
+        handles.append(register_module_forward_pre_hook(_EnterShared(stack, paths)))
+        handles.append(register_module_forward_hook(_LeaveShared(stack, paths), always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Enter:

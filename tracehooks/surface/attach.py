@@ -20,6 +20,7 @@ from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
 from tracehooks.core.config import Config, resolve
 from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError
+from tracehooks.locate.live import LiveLocator
 from tracehooks.locate.locator import StepLocator
 from tracehooks.storage import RunWriter, open_run
 
@@ -67,9 +68,8 @@ def attach(
     info = identity.describe_run(model, settings)
     sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
     say = _silent if settings.quiet else _say
-    session = Session(
-        root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=StepLocator(root), say=say
-    )
+    locator = LiveLocator(root) if settings.locate == "ops" else StepLocator(root)
+    session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=locator, say=say)
     try:
         session.connect(optimizer)
     except BaseException:
