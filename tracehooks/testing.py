@@ -82,7 +82,12 @@ class MemorySink:
     def __init__(self, info: Mapping[str, Any] | None = None) -> None:
         self.batches: list[Batch] = []
         self.info: dict[str, Any] = {**INFO, **(info or {})}
+        self.kept: dict[str, bytes] = {}
         self.closed = False
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep a file."""
+        self.kept[name] = data
 
     def write(self, batches: Sequence[Batch]) -> None:
         """Keep the rows of one flush."""

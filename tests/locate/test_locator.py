@@ -273,3 +273,44 @@ def test_accumulated_passes_are_told_apart(tmp_path) -> None:
     first = recorded(tmp_path, model, step).first_nonfinite
     assert (first.step, first.phase, first.cause) == (1, "data", "nonfinite_input")
     assert first.output["samples"] == [0]
+
+
+def test_a_snapshot_runs_again(tmp_path) -> None:
+    """snapshot=True keeps the guilty op's operands and the batch; `first --replay` runs the op from them."""
+    import json
+    import subprocess
+    import sys
+
+    from safetensors import safe_open
+
+    class Logs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(x.log())
+
+    model = Logs()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(i):
+        model(torch.tensor([[1.0, 2.0, 3.0 if i == 0 else 0.0]])).sum().backward()
+        optimizer.step()
+
+    recorded(tmp_path, model, train, steps=2, snapshot=True)
+    folder = tmp_path / "run/snapshots/step-00000001"
+    with safe_open(folder / "batch.safetensors", framework="pt") as file:
+        assert torch.equal(file.get_tensor("0"), torch.tensor([[1.0, 2.0, 0.0]]))
+    command = [sys.executable, "-m", "tracehooks", "first", str(tmp_path / "run"), "--replay", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    again = json.loads(done.stdout)["replay"]
+    assert again["op"] == "aten.log.default"
+    assert again["inputs"][0]["zeros"] == 1
+    assert again["outputs"][0]["neginf"] == 1
+    (folder / "op.safetensors").unlink()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "snapshot=True" in done.stderr
+    assert "Traceback" not in done.stderr

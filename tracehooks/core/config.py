@@ -55,6 +55,8 @@ class Config:
     locate: str = "replay"
     """How the first non-finite op is found. replay: by running the step again; ops: by watching every op of every step,
     for code that cannot be run again."""
+    snapshot: bool = False
+    """Keep the operands of the first non-finite op, and the batch, as safetensors files."""
     hash: bool = True
     """Record a content hash of every tensor."""
     sketch: bool = False
@@ -157,7 +159,7 @@ def _check(config: Config) -> None:
         isinstance(config.every, bool) or not isinstance(config.every, int) or config.every < 1
     ):
         raise InvalidOptionError("every", config.every, "a whole number of steps from 1, or a predicate on the step")
-    for name in ("hash", "sketch", "histogram", "resume", "quiet"):
+    for name in ("snapshot", "hash", "sketch", "histogram", "resume", "quiet"):
         if not isinstance(getattr(config, name), bool):
             raise InvalidOptionError(name, getattr(config, name), "True or False")
     for name in ("modules", "exclude"):

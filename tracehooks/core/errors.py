@@ -103,6 +103,15 @@ class QueryError(TracehooksError, ValueError):
         super().__init__(f"query {query!r}: {reason}")
 
 
+class SnapshotError(TracehooksError):
+    """A kept op cannot be run again."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(
+            f"{path}: no op to run again ({reason}); record with snapshot=True to keep the first non-finite one"
+        )
+
+
 class AlreadyAttachedError(TracehooksError, RuntimeError):
     """attach() on a model that a live trace records already."""
 

@@ -62,6 +62,9 @@ class Sink(Protocol):
     def update_info(self, fields: Mapping[str, Any]) -> None:
         """Merge fields into run.json, atomically."""
 
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep a file under snapshots/, atomically. ``name`` is a relative path."""
+
     def close(self, status: str = "closed") -> None:
         """Seal what is open and mark the run; a second call does nothing."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tracehooks.capture.leaves import leaves
-from tracehooks.locate.locator import StepLocator
+from tracehooks.locate.locator import Keep, StepLocator
 from tracehooks.locate.loss import ModeStack
 from tracehooks.locate.ops import OpMode
 from tracehooks.locate.replay import Pass, Record, paths_followed
@@ -30,8 +30,8 @@ class LiveRecord:
 class LiveLocator(StepLocator):
     """Implements `core.records.Locator` by watching instead of running again."""
 
-    def __init__(self, root: nn.Module) -> None:
-        super().__init__(root)
+    def __init__(self, root: nn.Module, keep: Keep | None = None) -> None:
+        super().__init__(root, keep)
         self._stack: list[str] = []
         self._followed = contextlib.ExitStack()
         self._followed.enter_context(paths_followed(root, self._stack))

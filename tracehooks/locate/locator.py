@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from tracehooks.capture import torch_internals
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.parameters import Held, held_buffers, held_parameters
 from tracehooks.core.records import FirstNonFinite
-from tracehooks.locate import answers, causes
+from tracehooks.locate import answers, causes, snapshot
 from tracehooks.locate.chain import Birth, birth
 from tracehooks.locate.loss import LossWatch
 from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, user_place
@@ -26,6 +26,8 @@ MAX_PASSES = 8
 """Forward passes of one step that are kept to be run again, the latest ones: their arguments are held until it ends."""
 
 Answer = FirstNonFinite | None
+Keep = Callable[[str, bytes], None]
+"""Keeps a file under a relative name."""
 
 
 class StepLocator:
@@ -35,8 +37,9 @@ class StepLocator:
     outside the model, backward inside it, clipping, buffers, the update. The first that is damaged answers.
     """
 
-    def __init__(self, root: nn.Module) -> None:
-        self._root = root
+    def __init__(self, root: nn.Module, keep: Keep | None = None) -> None:
+        self._root, self._keep = root, keep
+        self._answer: Details | None = None
         self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
         self._replays: dict[int, Replay] = {}
         self._loss = LossWatch(self._describe)
@@ -102,6 +105,20 @@ class StepLocator:
 
     def locate(self, step: int, seen: FirstNonFinite) -> Answer:
         """Where it was born; None when what was seen is nobody's concern: nothing computed from it is damaged."""
+        self._answer = None
+        found = self._look(step, seen)
+        if found is not None and self._keep is not None:
+            self._keep_snapshot(step, self._keep)
+        return found
+
+    def _keep_snapshot(self, step: int, keep: Keep) -> None:
+        if self._answer is not None and self._answer.call is not None:
+            keep(f"step-{step:08d}/{snapshot.OP_FILE}", self._answer.call)
+        if self._passes:
+            taken = self._passes[-1]
+            keep(f"step-{step:08d}/{snapshot.BATCH_FILE}", snapshot.batch_bytes(taken.args, taken.kwargs))
+
+    def _look(self, step: int, seen: FirstNonFinite) -> Answer:
         if seen.phase == "param":
             return answers.told(seen, causes.UNINITIALISED)
         if seen.phase == "update":
@@ -161,6 +178,7 @@ class StepLocator:
             cause = causes.MASKED_BRANCH
         else:
             cause = causes.backward_cause(node.node or "") or answers.cause_of(op)
+        self._answer = op.details
         first = answers.found(step, "backward", node.module, node.node, node.output, node.place, op.details)
         return answers.told(first, self._if_clipped(cause, not node.output.nan))
 
@@ -185,6 +203,7 @@ class StepLocator:
         if found is None:
             return answers.told(seen)
         op, cause = found
+        self._answer = op.details
         first = answers.found(seen.step, "update", seen.module, op.name, op.output, place, op.details, seen.params)
         return answers.told(first, cause)
 
@@ -192,6 +211,7 @@ class StepLocator:
         op, turned = born.op, born.turned_nan
         if op is None:
             return self._of_unseen(step, phase, born)
+        self._answer = op.details
         first = answers.found(step, phase, op.module, op.name, op.output, op.place, op.details)
         return answers.told(first, answers.cause_of(op), turned if turned is not op else None)
 
@@ -252,7 +272,8 @@ class StepLocator:
         cause = causes.cause_of(case)
         inputs = [causes.describe_tensor(x, self._batch) for x in case.tensors[:4]]
         result = causes.describe_tensor(case.output, self._batch) if case.output is not None else {}
-        return Details(*cause, inputs, result)
+        call = snapshot.call_bytes(str(func), args, kwargs) if self._keep is not None and not copies else None
+        return Details(*cause, inputs, result, call)
 
 
 def _birth(mode: OpMode, writer: int | None) -> Birth | None:

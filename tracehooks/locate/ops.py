@@ -113,6 +113,8 @@ class Details:
     next_check: str
     inputs: list[dict[str, Any]] = field(default_factory=list)
     output: dict[str, Any] = field(default_factory=dict)
+    call: bytes | None = None
+    """The call itself, to be run again, where it was asked for."""
 
 
 class Before(NamedTuple):

@@ -15,7 +15,7 @@ from tracehooks.core.config import DURABILITY
 from tracehooks.core.errors import ClosedTraceError, RunExistsError, UnknownNameError, UnwritableError
 from tracehooks.core.records import Batch
 from tracehooks.core.schema import STATUSES
-from tracehooks.storage.durable import writing
+from tracehooks.storage.durable import write_atomic, writing
 from tracehooks.storage.info import load_info, new_info, now, resumed_info, save_info
 from tracehooks.storage.journal import Segment
 from tracehooks.storage.layout import Layout, Piece
@@ -120,6 +120,19 @@ class RunWriter:
         with self._mutex, writing(self._layout.run_json):
             self._info |= dict(fields)
             save_info(self._layout.run_json, self._info)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep a file under snapshots/, atomically.
+
+        Raises:
+            UnwritableError: it cannot be written.
+        """
+        if os.getpid() != self._pid:
+            return
+        path = self._layout.root / "snapshots" / name
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, data)
 
     def close(self, status: str = "closed") -> None:
         """Seal everything, mark run.json, give the run back; a second call does nothing.

@@ -68,7 +68,8 @@ def attach(
     info = identity.describe_run(model, settings)
     sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
     say = _silent if settings.quiet else _say
-    locator = LiveLocator(root) if settings.locate == "ops" else StepLocator(root)
+    keep = sink.keep if settings.snapshot else None
+    locator = LiveLocator(root, keep) if settings.locate == "ops" else StepLocator(root, keep)
     session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=locator, say=say)
     try:
         session.connect(optimizer)
