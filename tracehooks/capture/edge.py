@@ -14,6 +14,13 @@ from tracehooks.core.errors import NonFiniteError
 Rest = ParamSpec("Rest")
 
 
+class TakesErrors(Protocol):
+    """Notes errors."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """An error of the recording's own."""
+
+
 class Guarded(Protocol):
     """What an edge needs of the object whose methods it guards."""
 
@@ -24,8 +31,9 @@ class Guarded(Protocol):
     def took(self, seconds: float) -> None:
         """Count time that the recording took."""
 
-    def failed(self, where: str, error: Exception) -> None:
-        """Take note of an error of the recording's own."""
+    @property
+    def outbox(self) -> TakesErrors:
+        """What takes note of errors of the recording's own."""
 
 
 G = TypeVar("G", bound=Guarded)
@@ -50,8 +58,24 @@ def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G
         except NonFiniteError:
             raise
         except Exception as error:  # the run must go on whatever the recording does
-            self.failed(method.__name__, error)
+            self.outbox.failed(method.__name__, error)
         finally:
             self.took(time.perf_counter() - start)
+
+    return guarded  # type: ignore[return-value]
+
+
+def outer_edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
+    """The same for what must find the user's own dispatch modes in place, because it puts one of ours among them."""
+
+    @functools.wraps(method)
+    def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
+        if self.silent or self.pid != os.getpid():
+            return
+        try:
+            with torch_internals.without_torch_function():
+                method(self, *args, **kwargs)
+        except Exception as error:  # as above
+            self.outbox.failed(method.__name__, error)
 
     return guarded  # type: ignore[return-value]

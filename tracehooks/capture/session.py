@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import torch_internals
 from tracehooks.capture.clock import Clock
-from tracehooks.capture.edge import edge
+from tracehooks.capture.edge import edge, outer_edge
 from tracehooks.capture.hooks import BackwardSeen, GradientHook, TensorHooks
 from tracehooks.capture.inputs import Inputs
 from tracehooks.capture.leaves import leaves
@@ -66,12 +66,10 @@ class Session:
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
         self.paused = False
-        self.passes = Passes()
-        self.tensor_hooks = TensorHooks()
-        self._backward_depth = 0
+        self.passes, self.tensor_hooks = Passes(), TensorHooks()
+        self._backward_depth = self._batch = 0
         self._stepping: list[Optimizer] = []
         self._scaler_stepped = False
-        self._batch = 0
         self.live = self.recording = False
         """Whether this step is watched for non-finite values, and whether its tensors are recorded."""
 
@@ -116,7 +114,7 @@ class Session:
     @edge
     def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[tuple[str, Any]]) -> None:
         """The root is called; ``arguments`` are the same by name."""
-        if torch_internals.graph_task_id() != -1 or torch_internals.tracing():
+        if torch_internals.not_a_pass():
             return
         if not self.passes.enter(
             lambda: torch_internals.calls_on_stack(self.wiring.root, torch_internals.ROOT_CALL) > 1
@@ -132,7 +130,7 @@ class Session:
     @edge
     def pass_ends(self, output: Any) -> None:
         """The root returned, or raised (then ``output`` is None)."""
-        if torch_internals.graph_task_id() != -1 or torch_internals.tracing() or not self.passes.leave():
+        if torch_internals.not_a_pass() or not self.passes.leave():
             return
         self.clock.end("forward" if self.recorder.training else "evaluation")
         if self.recorder.training:
@@ -140,23 +138,22 @@ class Session:
         else:
             self._flush()  # judged while the pass can still be run again
 
+    @outer_edge
     def loss_begins(self, output: Any) -> None:
-        """What follows is the loss. Not an edge: the locator's op-level mode goes onto the user's stack of modes."""
-        if not self.silent and self.pid == os.getpid() and not self.passes.depth:
-            with torch_internals.without_torch_function():
-                self._locator.pass_ends(output)
+        """What follows is the loss."""
+        if not self.passes.depth:
+            self._locator.pass_ends(output)
 
+    @outer_edge
     def comes_next(self, what: str) -> None:
-        """A pass, backward, an optimizer or close comes next. Not an edge, for the same reason."""
-        if not self.silent and self.pid == os.getpid():
-            with torch_internals.without_torch_function():
-                self._locator.comes_next(what)
+        """A pass, backward, an optimizer or close comes next."""
+        self._locator.comes_next(what)
 
     @edge
     def module_called(self, path: str, arguments: list[tuple[str, Any]]) -> None:
         """A module other than the root is called: its inputs and masks."""
         module = self.wiring.paths.get(path)
-        if module is None or torch_internals.graph_task_id() != -1 or torch_internals.tracing():
+        if module is None or torch_internals.not_a_pass():
             return
         self.inputs.of_module(path, module, arguments, self.passes.coming_call(path), self.steps.micro)
 
@@ -383,9 +380,8 @@ class Session:
     def pause(self, paused: bool) -> None:
         """Record no tensors, or again."""
         self.paused = paused
-        self.recorder.event(
-            "paused" if paused else "resumed", "info", "recording paused" if paused else "recording goes on"
-        )
+        kind, text = ("paused", "recording paused") if paused else ("resumed", "recording goes on")
+        self.recorder.event(kind, "info", text)
         self._select_step()
 
     def _begin_step(self) -> None:
@@ -441,7 +437,7 @@ class Session:
         try:
             return self._locator.locate(seen.step, seen)
         except Exception as error:  # code that cannot be looked at again: what was seen stands
-            self.failed("locating the first non-finite value", error)
+            self.outbox.failed("locating the first non-finite value", error)
             return seen
         finally:
             self.silent = False
@@ -450,7 +446,3 @@ class Session:
         """Count time that the recording took inside training steps."""
         if self.recorder.training:
             self.clock.add("recording", seconds)
-
-    def failed(self, where: str, error: Exception) -> None:
-        """An error of the recording's own."""
-        self.outbox.failed(where, error)

@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DispatchMode = TorchDispatchMode
+"""Base class of modes that see every op below autograd."""
 
 
 def _absent(*_: Any) -> Any:
@@ -95,6 +99,11 @@ def storage_key(x: Tensor) -> int:
 def tracing() -> bool:
     """Whether torch.jit.trace is recording: what runs now becomes part of somebody's graph."""
     return _tracing_state() is not None
+
+
+def not_a_pass() -> bool:
+    """Whether a module is called for another reason than a forward pass: a checkpoint recomputes, a trace is made."""
+    return graph_task_id() != -1 or tracing()
 
 
 def unwrapped(x: Tensor) -> Tensor | None:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracehooks.capture import torch_internals
 
@@ -130,7 +129,7 @@ class Before(NamedTuple):
 Describe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[Any, ...], tuple[str, ...]], Details]
 
 
-class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
     """Records every op on floating tensors while it is active.
 
     Args:
