@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from rwkv_clip import train
 
 __all__ = ["main"]
 
-DEFAULTS = ("--data", "digits", "--frequent", "40", "--trace-every", "10")
+DEFAULTS = ("--data", "digits", "--frequent", "40", "--trace-every", "1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +41,11 @@ def _show(trace: Path) -> int:
     shown = subprocess.run([sys.executable, "-m", "tracehooks", "show", str(trace)], check=False)
     if shown.returncode > 1:  # 1 is a finding, which is a fine thing to show
         return shown.returncode
-    print(f"next: tracehooks diagnose {trace}\n      tracehooks report {trace} -o report.html")
+    run = os.path.relpath(Path(sys.executable).with_name("tracehooks"))
+    print(f"next: {run} show {trace} --module 'text_model.*' --sort absmax")
+    print(f"      {run} first {trace}")
+    print(f"      {run} query {trace} \"SELECT step, value FROM scalars WHERE name = 'loss'\"")
+    print("      or train again with other flags, and compare both traces with its verb diff")
     return 0
 
 

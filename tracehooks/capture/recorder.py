@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
+from tracehooks.capture.packing import Packing
 from tracehooks.capture.places import Place
 from tracehooks.capture.watch import Seen, Watch
 from tracehooks.core.records import Batch
@@ -71,7 +72,7 @@ class Recorder:
         """Whether the forward pass under way computes gradients: kept with each row, not written."""
         self._seq = itertools.count()
         self._rows: list[Row] = []
-        self._packed: list[Tensor] = []
+        self._packing = Packing(spec)
         self._scalars: list[Pending] = []
         self._masks: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
@@ -182,9 +183,8 @@ class Recorder:
     def drain(self) -> Drained:
         """Take everything out, as batches, and forget it. Waits for the device once."""
         rows, self._rows = self._rows, []
-        packed, self._packed = self._packed, []
         self._last = None
-        matrix = _gather(packed, self.spec.width)[[row.packed for row in rows]]
+        matrix = self._packing.gather([row.packed for row in rows])
         columns: dict[str, Any] = stats.unpack(matrix, self.spec)
         scalars = _resolved(self._scalars)
         batches = [
@@ -203,10 +203,9 @@ class Recorder:
         version = _version(x)
         if self._last is not None and version >= 0 and self._last[0]() is x and self._last[1] == version:
             return self._last[2]
-        packed = stats.summarize(x, self.spec)
-        self._packed.append(packed)
-        self._last = (weakref.ref(x), version, len(self._packed) - 1)
-        return self._last[2]
+        number = self._packing.measure(x)
+        self._last = (weakref.ref(x), version, number)
+        return number
 
     def _name(self, what: object) -> str:
         name = self._names.get(what)
@@ -218,17 +217,6 @@ class Recorder:
 def _version(x: Tensor) -> int:
     """Counts changes in place; -1 where torch does not count them."""
     return -1 if x.is_inference() else x._version
-
-
-def _gather(packed: list[Tensor], width: int) -> NDArray[np.int64]:
-    """Packed vectors of any devices as one matrix on the host, in order."""
-    matrix = np.zeros((len(packed), width), dtype=np.int64)
-    by_device: dict[torch.device, list[int]] = {}
-    for i, vector in enumerate(packed):
-        by_device.setdefault(vector.device, []).append(i)
-    for indices in by_device.values():
-        matrix[indices] = torch.stack([packed[i] for i in indices]).cpu().numpy()
-    return matrix
 
 
 def _resolved(scalars: Iterable[Pending]) -> list[tuple[int, int, int, int, str, float]]:
