@@ -141,6 +141,8 @@ class StepLocator:
     def _in_loss(self, step: int) -> Answer:
         if self._loss_value is None or math.isfinite(value := float(self._loss_value)):
             return None
+        if self._loss.mode is not None:
+            self._loss.mode.resolve()
         born = _birth(self._loss.mode, self._loss.loss) if self._loss.mode is not None else None
         if born is None:  # it was not watched, because something is compiled
             status = Status(math.isnan(value), value == math.inf, value == -math.inf)

@@ -98,7 +98,7 @@ class LossWatch:
         self.outputs_are(outputs)
         if self._outputs:
             if self.mode is None or len(self.mode.ops) > MAX_OPS:
-                self.mode = OpMode(lambda: None, self._describe)
+                self.mode = OpMode(lambda: None, self._describe, waits=False)
             self._modes.enter(self.mode)
 
     def leave(self) -> None:

@@ -80,6 +80,8 @@ class Op:
     forward: int | None = None
     """In backward: the forward op that made the node."""
     details: Details | None = None
+    unread: tuple[Tensor, ...] = ()
+    """Smallest and largest element of each result that is still on its device, until `OpMode.resolve` reads them."""
 
 
 class Unseen(NamedTuple):
@@ -136,14 +138,15 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         path_of: path of the innermost module that is running, None outside the model.
         describe: makes `Details` of an origin from (func, args, kwargs, output, copies of what it changes in place, the
             op that made each floating operand).
+        waits: whether results may be waited for. Without, what is on a device is read by `resolve`, and not described.
     """
 
-    def __init__(self, path_of: Callable[[], str | None], describe: Describe) -> None:
+    def __init__(self, path_of: Callable[[], str | None], describe: Describe, waits: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.active = True
         self.failed: Exception | None = None
         """An error of the recording's own, after which nothing more is recorded."""
-        self._path_of, self._describe = path_of, describe
+        self._path_of, self._describe, self._waits = path_of, describe, waits
         self.reset()
 
     def reset(self) -> None:
@@ -197,7 +200,7 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         operands = [x for x in _tensors((args, kwargs)) if follows(x)]
         sources = tuple(self._source(x) for x in operands)
         copies = tuple(x.detach().clone() for x in operands) if kind == "inplace" else ()
-        statistics = tuple((x, _status(x)) for x in operands) if kind == "norm" else ()
+        statistics = tuple((x, self._look(x)) for x in operands) if kind == "norm" else ()
         return Before(sources, copies, statistics)
 
     def _after(self, func: Any, kind: str, args: Any, kwargs: Any, output: Any, before: Before) -> None:
@@ -208,14 +211,14 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
                 self._write(x, len(self.ops), FINE)
             return
         # batch norm writes its running statistics without saying so in its schema
-        results += [x for x, status in before.statistics if status != _status(x)]
+        results += [x for x, status in before.statistics if status != self._look(x)]
         if results:
             self._record(func, args, kwargs, output, results, before.sources, before.copies)
 
     def _record(
         self, func: Any, args: Any, kwargs: Any, output: Any, results: list[Tensor], sources: Any, copies: Any
     ) -> None:
-        statuses = [_status(x) for x in results]
+        statuses = [self._look(x) for x in results]
         status = FINE
         for one in statuses:
             status = status.joined(one)
@@ -241,6 +244,7 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
                 op.module, op.place = made.module, made.place
         else:
             self._by_sequence[torch_internals.last_sequence()] = op.index
+        op.unread = tuple(edge for x in results if not self._readable(x) for edge in _edges(x))
         if status.bad and not any(source.nan for _, source in sources) and self._described < DETAILED:
             self._described += 1
             makers = tuple(self._maker(writer) for writer, _ in sources)
@@ -248,6 +252,26 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         self.ops.append(op)
         for x, one in zip(results, statuses, strict=True):
             self._write(x, op.index, one)
+
+    def resolve(self) -> None:
+        """Read what was left on devices; waits for each once."""
+        pending = [op for op in self.ops if op.unread]
+        if not pending:
+            return
+        edges = torch.stack([edge.double().cpu() for op in pending for edge in op.unread]).tolist()
+        for op in pending:
+            mine, edges = edges[: len(op.unread)], edges[len(op.unread) :]
+            nan = any(math.isnan(edge) for edge in mine)
+            op.output = op.output.joined((nan, math.inf in mine, -math.inf in mine))
+            op.unread = ()
+        for op in self.ops:
+            op.sources = tuple((w, self.ops[w].output if w >= 0 else status) for w, status in op.sources)
+
+    def _readable(self, x: Tensor) -> bool:
+        return self._waits or x.is_cpu
+
+    def _look(self, x: Tensor) -> Status:
+        return _status(x) if self._readable(x) else FINE
 
     def _maker(self, writer: int) -> str:
         """Name of the op that made a value, seen through ops that only clamp or shift it; empty for unseen tensors."""
@@ -262,10 +286,10 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
     def _source(self, x: Tensor) -> tuple[int, Status]:
         key = _storage(x)
         if key not in self._writer:
-            self.unseen.append(Unseen(_status(x), self._path_of(), key))
+            self.unseen.append(Unseen(self._look(x), self._path_of(), key))
             self._writer[key], self._status[key] = -len(self.unseen), self.unseen[-1].status
         known = self._status[key]
-        return self._writer[key], _status(x) if known.bad else known
+        return self._writer[key], self._look(x) if known.bad else known
 
     def _write(self, x: Tensor, index: int, status: Status) -> None:
         key = _storage(x)
@@ -340,10 +364,18 @@ def _storage(x: Tensor) -> int:
 def _status(x: Tensor) -> Status:
     if not x.numel():
         return FINE
-    values = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
-    if values.element_size() == 1:
-        values = values.to(torch.float32)
-    low, high = (float(value) for value in torch.aminmax(values))
+    low, high = (float(edge) for edge in _edges(x))
     if not math.isnan(low):
         return Status(False, high == math.inf, low == -math.inf)
+    values = _real(x)
     return Status(True, bool(torch.isposinf(values).any()), bool(torch.isneginf(values).any()))
+
+
+def _edges(x: Tensor) -> tuple[Tensor, ...]:
+    """Smallest and largest element, both NaN when there is a NaN; nothing of an empty tensor."""
+    return tuple(torch.aminmax(_real(x))) if x.numel() else ()
+
+
+def _real(x: Tensor) -> Tensor:
+    values = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
+    return values.to(torch.float32) if values.element_size() == 1 else values
