@@ -135,7 +135,7 @@ def test_grad_scaler(record, fused) -> None:
 
     def work(trace):
         for i in range(4):
-            loss = model(torch.ones(2, 3)).sum() * (torch.inf if i == 1 else 1)
+            loss = model(torch.ones(2, 3)).sum() * (1e38 if i == 1 else 1)  # finite, until it is scaled
             scaler.scale(loss).backward()
             truth.append(loss.item())
             scaler.step(optimizer)

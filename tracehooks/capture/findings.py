@@ -19,8 +19,8 @@ MAY_BE_MASKED = ("input", "forward", "buffer", "probe", "optimizer")
 """Phases in which -inf alone is no finding: masks and log-space states are full of it."""
 
 
-Site = tuple[str, str, str]
-"""A site by phase, module and slot."""
+Site = tuple[str, str, str, bool]
+"""A site by phase, module and slot, and whether the pass computed gradients."""
 
 
 def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFinite]]:
@@ -35,15 +35,15 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
         if bad:
             place = row.place
             late = not (row.step == 0 and place.phase == "parameter")
-            seen = place.phase, place.module, place.slot
+            seen = place.phase, place.module, place.slot, row.training
             found.append(((late, row.step, row.seq), seen, _of_row(row, _statistics(i, drained))))
     for sum_ in drained.watched:
         if _watched_bad(sum_, scaled):
-            site = sum_.place.phase, sum_.place.module, sum_.place.slot
+            site = sum_.place.phase, sum_.place.module, sum_.place.slot, sum_.training
             found.append(((True, sum_.step, sum_.seq), site, _of_watched(sum_)))
     for seq, step, name, value in drained.scalars:
-        if name == "loss" and not math.isfinite(value) and not scaled:
-            found.append(((True, step, seq), ("loss", "", ""), _of_loss(step, value)))
+        if name == "loss" and not math.isfinite(value):
+            found.append(((True, step, seq), ("loss", "", "", True), _of_loss(step, value)))
     yield from ((seen, first) for _, seen, first in sorted(found, key=lambda entry: entry[0]))
 
 

@@ -143,8 +143,10 @@ def _division(case: Case) -> Cause | None:
     both = bool(((numerator == 0) & zero).any()) if isinstance(numerator, Tensor) else False
     whole = divisor.numel() if isinstance(divisor, Tensor) else 1
     what = "0/0" if both else "division by zero"
-    integral = isinstance(divisor, Tensor) and not divisor.is_floating_point()
-    if integral and whole == 1:
+    counted = isinstance(divisor, Tensor) and (
+        not divisor.is_floating_point() or case.makers[-1:] == ("aten.sum.default",)
+    )
+    if counted and whole == 1:
         return Cause(
             "empty_mask",
             f"{what}: a count of elements is zero, so a mean is taken over nothing",
@@ -236,6 +238,17 @@ def _domain(tag: str, sentence: str, inside: Callable[[Tensor], Tensor]) -> Rule
     return rule
 
 
+def _power(case: Case) -> Cause | None:
+    base, exponent = _operand(case, 0), _operand(case, 1)
+    if not isinstance(base, Tensor) or not isinstance(exponent, int | float):
+        return None
+    if exponent < 0 and bool((base == 0).any()):
+        return Cause("division_by_zero", f"zero to the power of {exponent:g}", "clamp the base away from zero")
+    if exponent != int(exponent) and bool((base < 0).any()):
+        return Cause("pow_of_negative", f"negative values to the power of {exponent:g}", "clamp the base above zero")
+    return None
+
+
 def _overflow(case: Case) -> Cause | None:
     """Finite operands, an infinite result: more than the dtype holds."""
     x = case.output
@@ -295,7 +308,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "acos": (_domain("acos_at_domain_edge", "arc cosine of values beyond 1", lambda x: x.abs() <= 1),),
     "asin": (_domain("acos_at_domain_edge", "arc sine of values beyond 1", lambda x: x.abs() <= 1),),
     "atanh": (_domain("atanh_at_domain_edge", "inverse tanh at or beyond 1", lambda x: x.abs() < 1),),
-    "pow": (_domain("pow_of_negative", "a power of negative values or of zero", lambda x: x > 0),),
+    "pow": (_power,),
 }
 """Rules by op, tried in order. An op in `_RULES` without a rule that applies may still have overflowed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class StepLocator:
         self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
         self._replays: dict[int, Replay] = {}
         self._loss = LossWatch(self._describe)
-        self._loss_value: Tensor | None = None
+        self._loss_values: deque[Tensor] = deque(maxlen=MAX_PASSES)
         self._update: tuple[Optimizer, Place | None] | None = None
         self._batch: int | None = None
 
@@ -54,7 +55,8 @@ class StepLocator:
         self._passes.clear()
         self._replays.clear()
         self._loss.forget()
-        self._loss_value = self._update = None
+        self._loss_values.clear()
+        self._update = None
 
     def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
         """The root is called."""
@@ -86,7 +88,7 @@ class StepLocator:
         loss = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
         self._loss.backward_begins(loss)
         if loss is not None and loss.numel() == 1:
-            self._loss_value = loss.detach()
+            self._loss_values.append(loss.detach())
 
     def backward_ends(self) -> None:
         """It is over."""
@@ -120,7 +122,8 @@ class StepLocator:
 
     def _look(self, step: int, seen: FirstNonFinite) -> Answer:
         if seen.phase == "param":
-            return answers.told(seen, causes.UNINITIALISED)
+            bad = (held.name for held in self._parameters() if not bool(torch.isfinite(held.tensor.detach()).all()))
+            return answers.told(replace(seen, params=tuple(bad)), causes.UNINITIALISED)
         if seen.phase == "update":
             return self._in_update(seen)
         for look in (self._forwards, self._in_loss, self._in_loss_backward, self._backwards, self._buffers):
@@ -134,12 +137,20 @@ class StepLocator:
             record = self._record(taken)
             for writer in record.outputs:
                 born = _birth(record.mode, writer)
-                if born is not None:
+                if born is not None and not (taken.training and self._harmless()):
                     return self._of_birth(step, "forward" if taken.training else "eval", born)
         return None
 
+    def _harmless(self) -> bool:
+        """Whether loss and gradients are finite: then an output that is not is one that nothing was computed from."""
+        if not self._loss_values or not all(math.isfinite(float(loss)) for loss in self._loss_values):
+            return False
+        gradients = (held.tensor.grad for held in self._parameters())
+        return all(g is None or g.layout != torch.strided or bool(torch.isfinite(g).all()) for g in gradients)
+
     def _in_loss(self, step: int) -> Answer:
-        if self._loss_value is None or math.isfinite(value := float(self._loss_value)):
+        value = next((v for v in map(float, self._loss_values) if not math.isfinite(v)), None)
+        if value is None:
             return None
         if self._loss.mode is not None:
             self._loss.mode.resolve()
