@@ -47,6 +47,17 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
     yield from ((seen, first) for _, seen, first in sorted(found, key=lambda entry: entry[0]))
 
 
+def root_outputs(drained: Drained, step: int) -> dict[tuple[int, str], bool]:
+    """Of each recorded output of the root in a step, by (micro, slot), whether it is not finite."""
+    columns = drained.columns
+    bad = columns["nan"] + columns["posinf"] + columns["neginf"]
+    return {
+        (row.place.micro, row.place.slot): bool(bad[i])
+        for i, row in enumerate(drained.rows)
+        if row.place.phase == "forward" and row.place.module == "" and row.step == step and not row.place.recompute
+    }
+
+
 def skipped_steps(drained: Drained) -> list[int]:
     """Steps that a fused optimizer skipped because a GradScaler told it of non-finite gradients."""
     return [step for _, step, name, value in drained.scalars if name == "found_inf" and value > 0]

@@ -19,7 +19,7 @@ class Outbox:
         recorder: Recorder,
         sink: Sink,
         config: Config,
-        locate: Callable[[FirstNonFinite], FirstNonFinite | None],
+        locate: Callable[[FirstNonFinite, dict[tuple[int, str], bool]], FirstNonFinite | None],
         say: Callable[[str], None],
     ) -> None:
         self.sink, self.say = sink, say
@@ -87,7 +87,7 @@ class Outbox:
         for seen, first in findings.nonfinite(drained, scaled):
             if seen in self._dismissed:
                 continue
-            located = self._locate(first)
+            located = self._locate(first, findings.root_outputs(drained, first.step))
             if located is not None:
                 self._note_first(located)
                 return

@@ -431,11 +431,11 @@ class Session:
     def _named(self, optimizer: Optimizer | None) -> tuple[str, int]:
         return ("", 0) if optimizer is None else (type(optimizer).__name__, self.state.optimizers.index(optimizer))
 
-    def _locate(self, seen: FirstNonFinite) -> FirstNonFinite | None:
+    def _locate(self, seen: FirstNonFinite, outputs: dict[tuple[int, str], bool]) -> FirstNonFinite | None:
         """Ask the locator, whose replay our own hooks must not record."""
         self.silent = True
         try:
-            return self._locator.locate(seen.step, seen)
+            return self._locator.locate(seen.step, seen, outputs)
         except Exception as error:  # code that cannot be looked at again: what was seen stands
             self.outbox.failed("locating the first non-finite value", error)
             return seen

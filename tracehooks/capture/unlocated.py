@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tracehooks.core.records import FirstNonFinite
@@ -34,7 +35,7 @@ class Unlocated:
     def update_begins(self, optimizer: Any) -> None:
         """Nothing to keep."""
 
-    def locate(self, step: int, seen: FirstNonFinite) -> FirstNonFinite | None:
+    def locate(self, step: int, seen: FirstNonFinite, outputs: Mapping[tuple[int, str], bool]) -> FirstNonFinite | None:
         """What was seen."""
         return seen
 

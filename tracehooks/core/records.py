@@ -170,8 +170,9 @@ class Locator(Protocol):
     def update_begins(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
 
-    def locate(self, step: int, seen: FirstNonFinite) -> FirstNonFinite | None:
-        """Refine what the recorded rows show (module and phase) to op, line and cause; None when it is no finding."""
+    def locate(self, step: int, seen: FirstNonFinite, outputs: Mapping[tuple[int, str], bool]) -> FirstNonFinite | None:
+        """Refine what the recorded rows show (module and phase) to op, line and cause; None when it is no finding.
+        ``outputs`` says of each recorded output of the root, by (micro, slot), whether it is not finite."""
 
     def close(self) -> None:
         """Let go of the model."""

@@ -60,6 +60,13 @@ def told(first: FirstNonFinite, cause: Cause | None = None, turned_nan: Op | Non
     return replace(first, message="\n".join(lines), cause=cause.tag if cause else first.cause)
 
 
+def unsure(seen: FirstNonFinite, doubt: str) -> FirstNonFinite:
+    """What was seen, and why it is all that can be said."""
+    return replace(
+        seen, message=f'{seen.message}\n  only the module is known: {doubt}; locate="ops" would watch every op'
+    )
+
+
 def with_buffer(first: FirstNonFinite, name: str) -> FirstNonFinite:
     """The same, naming the buffer that it poisoned."""
     return replace(first, buffer=name, message=f"{first.message}\n  buffer  {name} holds it from now on")

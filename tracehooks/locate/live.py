@@ -22,9 +22,13 @@ from tracehooks.locate.replay import Pass, Record, paths_followed
 class LiveRecord:
     """What ran in a step so far."""
 
-    def __init__(self, mode: OpMode) -> None:
-        self.mode = mode
+    def __init__(self, mode: OpMode, root: nn.Module) -> None:
+        self.mode, self.root = mode, root
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
         self.outputs: list[int | None] = []
+        self.slots: list[str] = []
+        self.failed: Exception | None = None
 
 
 class LiveLocator(StepLocator):
@@ -36,7 +40,7 @@ class LiveLocator(StepLocator):
         self._followed = contextlib.ExitStack()
         self._followed.enter_context(paths_followed(root, self._stack))
         self._modes = ModeStack()
-        self._live = LiveRecord(OpMode(self._running, self._describe))
+        self._live = LiveRecord(OpMode(self._running, self._describe), root)
 
     def step_begins(self) -> None:
         """Forget the last step."""
@@ -61,12 +65,14 @@ class LiveLocator(StepLocator):
 
     def close(self) -> None:
         """Let go of the model."""
+        self._live.root = nn.Module()
         self._followed.close()
         super().close()
 
     def _record(self, taken: Pass) -> Record:
         if not taken.training:  # it is asked about before it has ended: its last op stands for its output
             self._live.outputs.append(len(self._live.mode.ops) - 1)
+        self._live.args, self._live.kwargs = taken.args, taken.kwargs
         return self._live
 
     def _running(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import torch_internals
+from tracehooks.capture.hooks import named_arguments
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.parameters import Held, held_buffers, held_parameters
+from tracehooks.capture.select import argument_names
 from tracehooks.core.records import FirstNonFinite
 from tracehooks.locate import answers, causes, snapshot
 from tracehooks.locate.chain import Birth, birth
 from tracehooks.locate.loss import LossWatch
-from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, user_place
+from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, Unseen, user_place
 from tracehooks.locate.replay import Pass, Record, Replay
 from tracehooks.locate.update import rerun_update
 
@@ -27,6 +29,7 @@ MAX_PASSES = 8
 """Forward passes of one step that are kept to be run again, the latest ones: their arguments are held until it ends."""
 
 Answer = FirstNonFinite | None
+Outputs = Mapping[tuple[int, str], bool]
 Keep = Callable[[str, bytes], None]
 """Keeps a file under a relative name."""
 
@@ -41,6 +44,7 @@ class StepLocator:
     def __init__(self, root: nn.Module, keep: Keep | None = None) -> None:
         self._root, self._keep = root, keep
         self._answer: Details | None = None
+        self._outputs: Outputs = {}
         self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
         self._replays: dict[int, Replay] = {}
         self._loss = LossWatch(self._describe)
@@ -60,7 +64,7 @@ class StepLocator:
 
     def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
         """The root is called."""
-        self._passes.append(Pass(self._root, args, kwargs, micro))
+        self._passes.append(Pass(self._root, args, kwargs, micro, user_place()))
         first = next((tensor for _, tensor in leaves((args, kwargs), "") if tensor.ndim), None)
         self._batch = first.size(0) if first is not None else None
 
@@ -105,9 +109,14 @@ class StepLocator:
 
     # ---- the answer
 
-    def locate(self, step: int, seen: FirstNonFinite) -> Answer:
-        """Where it was born; None when what was seen is nobody's concern: nothing computed from it is damaged."""
-        self._answer = None
+    def locate(self, step: int, seen: FirstNonFinite, outputs: Outputs) -> Answer:
+        """Where it was born; None when what was seen is nobody's concern: nothing computed from it is damaged.
+
+        Args:
+            outputs: of each output of the root that was recorded, by (micro, slot), whether it is not finite. A replay that
+                does not end the same way is not believed.
+        """
+        self._answer, self._outputs = None, outputs
         found = self._look(step, seen)
         if found is not None and self._keep is not None:
             self._keep_snapshot(step, self._keep)
@@ -126,11 +135,27 @@ class StepLocator:
             return answers.told(replace(seen, params=tuple(bad)), causes.UNINITIALISED)
         if seen.phase == "update":
             return self._in_update(seen)
+        doubts = [doubt for taken in self._passes if (doubt := self._doubt(taken, self._record(taken))) is not None]
+        if doubts and any(self._outputs.values()):
+            return answers.unsure(seen, doubts[0])
         for look in (self._forwards, self._in_loss, self._in_loss_backward, self._backwards, self._buffers):
             found = look(step)
             if found is not None:
                 return found
+        if doubts:
+            return answers.unsure(seen, doubts[0])
         return None if seen.phase in ("data", "forward", "eval", "buffer") else answers.told(seen)
+
+    def _doubt(self, taken: Pass, record: Record) -> str | None:
+        """Why a replay is not to be believed; None when it is."""
+        if record.failed is not None:
+            return f"the step could not be run again ({type(record.failed).__name__}: {record.failed})".splitlines()[0]
+        for slot, writer in zip(record.slots, record.outputs, strict=False):
+            recorded = self._outputs.get((taken.micro, slot))
+            bad = writer is not None and writer >= 0 and record.mode.ops[writer].output.bad
+            if recorded is not None and recorded != bad and writer is not None and writer >= 0:
+                return "run again, the step did not end the same way"
+        return None
 
     def _forwards(self, step: int) -> Answer:
         for taken in self._passes:
@@ -138,7 +163,7 @@ class StepLocator:
             for writer in record.outputs:
                 born = _birth(record.mode, writer)
                 if born is not None and not (taken.training and self._harmless()):
-                    return self._of_birth(step, "forward" if taken.training else "eval", born)
+                    return self._of_birth(step, "forward" if taken.training else "eval", born, record)
         return None
 
     def _harmless(self) -> bool:
@@ -158,7 +183,7 @@ class StepLocator:
         if born is None:  # it was not watched, because something is compiled
             status = Status(math.isnan(value), value == math.inf, value == -math.inf)
             return answers.told(answers.found(step, "loss", None, None, status, None))
-        return self._of_birth(step, "loss", born)
+        return self._of_birth(step, "loss", born, None)
 
     def _in_loss_backward(self, step: int) -> Answer:
         found = self._loss.birth
@@ -180,8 +205,8 @@ class StepLocator:
             born = birth(ops, self._record(taken).mode.unseen, damaged.index)
             if born.op is not None:
                 return self._of_backward(step, ops, born.op, damaged)
-            if born.unseen is not None and not taken.sent(born.unseen):
-                return self._of_unseen(step, "backward", born)
+            if born.unseen is not None and not _sent(taken, born.unseen):
+                return self._of_unseen(step, "backward", born, self._record(taken))
         return None
 
     def _of_backward(self, step: int, ops: list[Op], op: Op, damaged: Op) -> FirstNonFinite:
@@ -198,12 +223,12 @@ class StepLocator:
     def _buffers(self, step: int) -> Answer:
         for taken in self._passes:
             record = self._record(taken)
-            for held in held_buffers(self._root):
-                before = taken.buffer(held.tensor)
+            for held in held_buffers(record.root):
+                before = taken.buffers.get(held.name)
                 born = _birth(record.mode, record.mode.writer(held.tensor))
                 if born is None or before is None or not bool(torch.isfinite(before).all()):
                     continue
-                first = self._of_birth(step, "buffer", born)
+                first = self._of_birth(step, "buffer", born, record)
                 return answers.with_buffer(first, held.name)
         return None
 
@@ -220,32 +245,32 @@ class StepLocator:
         first = answers.found(seen.step, "update", seen.module, op.name, op.output, place, op.details, seen.params)
         return answers.told(first, cause)
 
-    def _of_birth(self, step: int, phase: str, born: Birth) -> FirstNonFinite:
+    def _of_birth(self, step: int, phase: str, born: Birth, record: Record | None) -> FirstNonFinite:
         op, turned = born.op, born.turned_nan
         if op is None:
-            return self._of_unseen(step, phase, born)
+            return self._of_unseen(step, phase, born, record)
         self._answer = op.details
         first = answers.found(step, phase, op.module, op.name, op.output, op.place, op.details)
         return answers.told(first, answers.cause_of(op), turned if turned is not op else None)
 
-    def _of_unseen(self, step: int, phase: str, born: Birth) -> FirstNonFinite:
+    def _of_unseen(self, step: int, phase: str, born: Birth, record: Record | None) -> FirstNonFinite:
         """It came in from outside: with a parameter, a buffer, an argument, or something else the code holds."""
         unseen = born.unseen
         assert unseen is not None
-        held = next((h for h in self._parameters() if OpMode.same_memory(h.tensor, unseen)), None)
+        root = self._root if record is None else record.root
+        held = next((h for h in held_parameters(root) if OpMode.same_memory(h.tensor, unseen)), None)
         if held is not None:
             kind, cause = ("param", causes.UNINITIALISED) if step == 0 else ("update", causes.POISONED)
             first = answers.found(step, kind, held.module, None, unseen.status, None, None, (held.name,))
             return answers.told(first, cause)
-        buffer = next((h for h in held_buffers(self._root) if OpMode.same_memory(h.tensor, unseen)), None)
+        buffer = next((h for h in held_buffers(root) if OpMode.same_memory(h.tensor, unseen)), None)
         if buffer is not None:
             first = answers.found(step, "buffer", buffer.module, None, unseen.status, None)
             return answers.with_buffer(answers.told(first, causes.POISONED_BUFFER), buffer.name)
-        if phase == "loss":
+        if record is None:
             first = answers.found(step, phase, None, born.path[0].name, unseen.status, born.path[0].place)
             return answers.told(first, causes.BAD_TARGET)
-        arguments = (taken.argument(self._root, unseen) for taken in self._passes)
-        name, tensor = next((found for found in arguments if found is not None), (None, None))
+        name, tensor = _argument(record, unseen)
         details = None if tensor is None else Details("", "", "", [], causes.describe_tensor(tensor, self._batch))
         first = answers.found(step, "data", "", None, unseen.status, None, details)
         return answers.told(first, causes.bad_input(name, unseen.reader))
@@ -287,6 +312,20 @@ class StepLocator:
         result = causes.describe_tensor(case.output, self._batch) if case.output is not None else {}
         call = snapshot.call_bytes(str(func), args, kwargs) if self._keep is not None and not copies else None
         return Details(*cause, inputs, result, call)
+
+
+def _argument(record: Record, unseen: Unseen) -> tuple[str | None, Tensor | None]:
+    """The argument of the root that lies in the memory of a tensor no op wrote, with its name."""
+    for name, value in named_arguments(argument_names(record.root), record.args, record.kwargs):
+        for slot, tensor in leaves(value, name):
+            if OpMode.same_memory(tensor, unseen):
+                return slot, tensor
+    return None, None
+
+
+def _sent(taken: Pass, unseen: Unseen) -> bool:
+    """Whether a tensor no op wrote is a gradient that came from outside, and so was not born in this pass."""
+    return any(OpMode.same_memory(gradient, unseen) for gradient in taken.gradients.values())
 
 
 def _birth(mode: OpMode, writer: int | None) -> Birth | None:

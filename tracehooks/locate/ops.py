@@ -27,10 +27,17 @@ FILLS = frozenset(
      "lift_fresh", "_local_scalar_dense", "constant_pad_nd"}
 )  # fmt: skip
 """Ops that put a number somewhere: an infinity out of them was meant."""
+REPLAY = "/tracehooks/locate/replay.py"
+COMMUNICATES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+"""Namespaces of collectives: in a replay they would wait for processes that replay nothing."""
 FOREIGN = ("/torch/", "/tracehooks/")
 _PASSING = ("aten.clamp", "aten.add.Scalar", "aten.clone", "aten._to_copy", "aten.mul.Scalar")
 DETAILED = 400
 """Origins of which inputs and outputs are described; later ones are only counted."""
+
+
+class WouldCommunicateError(Exception):
+    """A replay came to a collective; it was not called."""
 
 
 class Status(NamedTuple):
@@ -138,15 +145,18 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         path_of: path of the innermost module that is running, None outside the model.
         describe: makes `Details` of an origin from (func, args, kwargs, output, copies of what it changes in place, the
             op that made each floating operand).
+        place: the line of the user's code that stands behind it all, where the stack leads to a replay instead.
         waits: whether results may be waited for. Without, what is on a device is read by `resolve`, and not described.
     """
 
-    def __init__(self, path_of: Callable[[], str | None], describe: Describe, waits: bool = True) -> None:
+    def __init__(
+        self, path_of: Callable[[], str | None], describe: Describe, waits: bool = True, place: Place | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.active = True
         self.failed: Exception | None = None
         """An error of the recording's own, after which nothing more is recorded."""
-        self._path_of, self._describe, self._waits = path_of, describe, waits
+        self._path_of, self._describe, self._waits, self._place = path_of, describe, waits, place
         self.reset()
 
     def reset(self) -> None:
@@ -175,6 +185,8 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._place is not None and func.namespace in COMMUNICATES:
+            raise WouldCommunicateError(str(func))
         kind = _kind(func) if self.active else "view"
         if kind == "view":
             return func(*args, **kwargs)
@@ -232,7 +244,7 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
             module=module,
             phase=phase,
             node=node,
-            place=user_place() if phase != "backward" else None,
+            place=(user_place() or self._place) if phase != "backward" else None,
             sources=sources,
             meant=_meant(func, args, kwargs),
             output=status,
@@ -299,10 +311,12 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def user_place() -> Place | None:
-    """The innermost line outside torch and tracehooks."""
+    """The innermost line outside torch and tracehooks; None where the stack leads to a replay first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
+        if file.endswith(REPLAY):
+            return None
         if not any(part in file for part in FOREIGN) and not file.startswith("<frozen"):
             return Place(file, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back

@@ -1,12 +1,15 @@
-"""A forward pass and its backward pass once more, bit for bit, under the op-level mode.
+"""A forward pass and its backward pass once more, on a copy of the model, under the op-level mode.
 
 What the pass depended on is captured when it begins: arguments, random state, autocast, buffers, simple attributes of
-modules. Afterwards the run is exactly as it was: gradients, buffers, random state and attributes are put back.
+modules. It runs again on a deep copy that is put back to that state, so nothing of the live model is touched: not its
+parameters, gradients, buffers, lists, generators or hooks on parameters. Code that cannot be copied, or that would
+communicate with other processes, is not run again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -17,10 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import UninitializedBuffer
 
-from tracehooks.capture.hooks import named_arguments
 from tracehooks.capture.leaves import leaves
-from tracehooks.capture.select import argument_names, behind_fast_path, named_modules
-from tracehooks.locate.ops import OpMode, Unseen
+from tracehooks.capture.select import behind_fast_path, named_modules
+from tracehooks.locate.ops import Describe, OpMode, Place
 
 SMALL_BUFFER = 1 << 20
 """Elements up to which a buffer is copied at every pass; larger ones are taken to be constant."""
@@ -34,9 +36,8 @@ class Randomness:
 
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
-        self._cuda = (
-            torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        )
+        started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._cuda = torch.cuda.get_rng_state_all() if started else None
         self._numpy, self._python = np.random.get_state(legacy=False), random.getstate()
 
     def restore(self) -> None:
@@ -48,40 +49,19 @@ class Randomness:
         random.setstate(self._python)
 
 
-class Attributes:
-    """Simple attributes (numbers, flags, tensors) of the user's own module classes, counters and caches, and which tensors
-    are every module's buffers: forward() may put others in their place."""
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self._saved = [(module, self._simple(module)) for module in modules if _own_class(module)]
-        self._buffers = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
-
-    @staticmethod
-    def _simple(module: nn.Module) -> dict[str, Any]:
-        return {key: value for key, value in vars(module).items() if isinstance(value, SIMPLE)}
-
-    def restore(self) -> None:
-        """Put them back; what came since goes."""
-        for module, saved in self._saved:
-            for key in self._simple(module).keys() - saved.keys():
-                del vars(module)[key]
-            vars(module).update(saved)
-        for table, buffers in self._buffers:
-            table.update(buffers)
-
-
 class Pass:
     """What one forward pass of the root was given, and what came back to it."""
 
-    def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
-        self.args, self.kwargs, self.micro = args, kwargs, micro
+    def __init__(
+        self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int, place: Place | None
+    ) -> None:
+        self.args, self.kwargs, self.micro, self.place = args, kwargs, micro, place
         self.training = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.randomness = Randomness()
-        self.attributes = Attributes(list(root.modules()))
-        self.buffers = [(b, b.detach().clone()) for b in _buffers(root) if b.numel() <= SMALL_BUFFER]
+        self.attributes = [{k: _held(v) for k, v in _simple(module).items()} for module in root.modules()]
+        self.buffers = {name: b.detach().clone() for name, b in _buffers(root) if b.numel() <= SMALL_BUFFER}
         self.autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-        self.versions = [(t, _version(t)) for _, t in leaves((args, kwargs), "")]
         self.gradients: dict[str, Tensor] = {}
         """Gradient of each output of the root, by slot."""
 
@@ -92,26 +72,16 @@ class Pass:
         known = self.gradients.get(slot)
         self.gradients[slot] = gradient.detach() if known is None else known + gradient.detach()
 
-    def buffer(self, buffer: Tensor) -> Tensor | None:
-        """What a buffer held when the pass began; None for one too large to be copied."""
-        return next((value for held, value in self.buffers if held is buffer), None)
-
-    def argument(self, root: nn.Module, unseen: Unseen) -> tuple[str, Tensor] | None:
-        """The argument of the root that lies in the memory of a tensor no op wrote, with its name."""
-        for name, value in named_arguments(argument_names(root), self.args, self.kwargs):
-            for slot, tensor in leaves(value, name):
-                if OpMode.same_memory(tensor, unseen):
-                    return slot, tensor
-        return None
-
-    def sent(self, unseen: Unseen) -> bool:
-        """Whether a tensor no op wrote is a gradient that came from outside, and so was not born in this pass."""
-        return any(OpMode.same_memory(gradient, unseen) for gradient in self.gradients.values())
-
-    @property
-    def exact(self) -> bool:
-        """Whether no argument has been changed in place since."""
-        return all(_version(tensor) == version for tensor, version in self.versions)
+    def put_back(self, twin: nn.Module) -> None:
+        """Bring a copy of the model to the state in which the pass began, and the generators too."""
+        for module, saved in zip(twin.modules(), self.attributes, strict=True):
+            for key in _simple(module).keys() - saved.keys():
+                del vars(module)[key]
+            vars(module).update(saved)
+        for name, buffer in _buffers(twin):
+            if name in self.buffers:
+                buffer.copy_(self.buffers[name])
+        self.randomness.restore()
 
 
 class Record(Protocol):
@@ -120,23 +90,48 @@ class Record(Protocol):
     mode: OpMode
     outputs: list[int | None]
     """The op that wrote each output of the root; None or negative where none was seen."""
+    slots: list[str]
+    """Their slots, where `outputs` can be held against what was recorded."""
+    root: nn.Module
+    """The model that ran, the live one or a copy."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    failed: Exception | None
 
 
 class Replay:
-    """One pass run again. `forward` and `backward` leave records in ``mode``."""
+    """One pass run again on a copy. `run` leaves records in ``mode``."""
 
-    def __init__(self, root: nn.Module, taken: Pass, describe: Any) -> None:
-        self.root, self.taken = root, taken
-        self._stack: list[str] = []
-        self.mode = OpMode(lambda: self._stack[-1] if self._stack else None, describe)
-        self.output: Any = None
+    def __init__(self, root: nn.Module, taken: Pass, describe: Describe) -> None:
+        self.taken = taken
+        self.root: nn.Module = nn.Module()
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self._live, self._stack = root, list[str]()
+        self.mode = OpMode(lambda: self._stack[-1] if self._stack else None, describe, place=taken.place)
         self.outputs: list[int | None] = []
+        self.slots: list[str] = []
         self.failed: Exception | None = None
+        """What kept it from running to its end; what was recorded before stands."""
 
     def run(self) -> None:
-        """Forward, then backward where gradients came back; the run's state is restored whatever happens."""
-        with _undone(self.root), paths_followed(self.root, self._stack), contextlib.ExitStack() as stack:
-            self._restore()
+        """Forward, then backward where gradients came back. The generators are left as they were found."""
+        now = Randomness()
+        try:
+            self.root = _copied_model(self._live)
+            self.args, self.kwargs = _copied(self.taken.args), _copied(self.taken.kwargs)
+            with torch.no_grad():
+                self.taken.put_back(self.root)
+            self._run()
+        except Exception as error:
+            self.failed = error
+        finally:
+            now.restore()
+        if self.mode.failed is not None:
+            raise self.mode.failed
+
+    def _run(self) -> None:
+        with paths_followed(self.root, self._stack), contextlib.ExitStack() as stack:
             for device, enabled, dtype in self.taken.autocast:
                 if device == "cpu" or torch.cuda.is_available():
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
@@ -144,31 +139,14 @@ class Replay:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.taken.training))
             stack.enter_context(self.mode)
-            try:
-                self.output = self.root(*self.taken.args, **self.taken.kwargs)
-                self.outputs = [self.mode.writer(tensor) for _, tensor in leaves(self.output, "output")]
-                self._backward()
-            except Exception as error:  # code that cannot run twice: what was recorded up to there is used
-                self.failed = error
-        if self.mode.failed is not None:
-            raise self.mode.failed
-
-    def _backward(self) -> None:
-        pairs = [
-            (tensor, self.taken.gradients[slot])
-            for slot, tensor in leaves(self.output, "output")
-            if slot in self.taken.gradients and tensor.requires_grad
-        ]
-        if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-
-    def _restore(self) -> None:
-        self.taken.randomness.restore()
-        self.taken.attributes.restore()
-        for buffer, value in self.taken.buffers:
-            buffer.data.copy_(value)  # .data: a graph that is still needed must not take it for a change
-        for parameter in self.root.parameters():
-            parameter.grad = None
+            output = self.root(*self.args, **self.kwargs)
+            named = list(leaves(output, "output"))
+            self.slots = [slot for slot, _ in named]
+            self.outputs = [self.mode.writer(tensor) for _, tensor in named]
+            given = self.taken.gradients
+            pairs = [(tensor, given[slot]) for slot, tensor in named if slot in given and tensor.requires_grad]
+            if pairs:
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
 
 
 @contextlib.contextmanager
@@ -225,36 +203,49 @@ class _LeaveShared(_EnterShared):
             self.stack.pop()
 
 
-@contextlib.contextmanager
-def _undone(root: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, afterwards gradients, buffers, random state and attributes are as they were."""
-    randomness, attributes = Randomness(), Attributes(list(root.modules()))
-    buffers = [(buffer, buffer.detach().clone()) for buffer in _buffers(root)]
-    renormalised = [(m, m.max_norm) for m in root.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    gradients = [(parameter, parameter.grad) for parameter in root.parameters()]
-    for module, _ in renormalised:  # the pass renormalised its rows; doing it again would touch the live weights
-        module.max_norm = None
-    try:
-        yield
-    finally:
-        for module, norm in renormalised:
-            module.max_norm = norm
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        attributes.restore()
-        for buffer, value in buffers:
-            buffer.data.copy_(value)
-        randomness.restore()
+def _copied_model(root: nn.Module) -> nn.Module:
+    """A deep copy whose hooks of the user's fire in the forward pass, because they are part of what it computes, and not
+    in the backward pass. Generators that modules hold are copied with their state."""
+    memo: dict[int, Any] = {}
+    for module in root.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Generator):
+                memo[id(value)] = torch.Generator(value.device).set_state(value.get_state())
+    twin: nn.Module = copy.deepcopy(root, memo)
+    for module in twin.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.max_norm = None  # the pass renormalised the rows it used
+    return twin
 
 
-def _buffers(root: nn.Module) -> Iterator[Tensor]:
+def _copied(value: Any) -> Any:
+    """Arguments that the pass may change as it likes."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if type(value) in (tuple, list):
+        return type(value)(_copied(item) for item in value)
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return copy.deepcopy(value)
+
+
+def _simple(module: nn.Module) -> dict[str, Any]:
+    """Simple attributes of modules of the user's own classes: counters, flags, small cached tensors."""
+    if type(module).__module__.startswith("torch."):
+        return {}
+    return {key: value for key, value in vars(module).items() if isinstance(value, SIMPLE) and _small(value)}
+
+
+def _small(value: Any) -> bool:
+    return not isinstance(value, Tensor) or (not value.requires_grad and value.numel() <= SMALL_BUFFER)
+
+
+def _held(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _buffers(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers with values."""
-    return (b for b in root.buffers() if not isinstance(b, UninitializedBuffer) and not b.is_meta)
-
-
-def _own_class(module: nn.Module) -> bool:
-    return not type(module).__module__.startswith("torch.")
-
-
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
+    return ((name, b) for name, b in root.named_buffers() if not isinstance(b, UninitializedBuffer) and not b.is_meta)
