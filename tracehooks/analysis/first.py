@@ -37,8 +37,15 @@ _SEEN = ("slot", "dtype", "shape", "count", "nan", "posinf", "neginf", "min", "m
 def first(run: RunSource) -> FirstNonFinite | None:
     """The run's ``nonfinite`` event where there is one, else the first row, in execution order, that holds NaN or +inf
     (or −inf where it matters); None when all is finite. A parameter counts as of the beginning of its step: it was so
-    before the forward pass used it."""
-    return _from_events(run) or _from_rows(run)
+    before the forward pass used it.
+
+    A recorder judges every step before it writes it, and knows more than the rows say (what damaged nothing, what a
+    GradScaler did on purpose): rows are asked only where no recorder did, or where part of the run cannot be read."""
+    found = _from_events(run)
+    run.dataset("tensors")  # looks at the footers of its parts: what cannot be read is known from here on
+    if found is None and (run.problems or not run.info.get("config", {}).get("on_nonfinite")):
+        found = _from_rows(run)
+    return found
 
 
 def _from_events(run: RunSource) -> FirstNonFinite | None:

@@ -48,7 +48,7 @@ class Tolerance:
     tf32: bool = False
     """Whether either run lets CUDA multiply float32 in TF32."""
     same_environment: bool = False
-    """Whether the same parameters of the first step must be bit-equal: nothing has been computed yet."""
+    """Whether parameters of the first step and the root's inputs must be bit-equal: nothing was computed with them yet."""
 
     def epsilon(self, dtype: str, device: str) -> float:
         """The rounding unit of a row's numbers; 0 for dtypes that compare exactly."""

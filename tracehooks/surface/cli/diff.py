@@ -26,7 +26,8 @@ def command(
 ) -> int:
     """Compare run A with run B: the first divergence, its culprits, and a table of what differs.
 
-    Exit status 0 when they are equal within tolerance, 1 when they differ, 2 on an error.
+    Exit status 0 when they are equal within tolerance, 1 when they differ, 2 on an error or when what can be read is equal
+    but part of a run cannot be read.
     """
     found = offline.diff(a, b, steps=parse_steps(steps), rename=list(rename) or None, tolerance=tolerance)
     beyond = found.differing
@@ -36,6 +37,9 @@ def command(
     else:
         terminal.line(str(found))
         _table(rows, len(beyond))
+    if found.problems and found.within_tolerance:
+        click.echo("tracehooks: what can be read is equal, but part of a run cannot be read", err=True)
+        return 2
     return 0 if found.within_tolerance else 1
 
 

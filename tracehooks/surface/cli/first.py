@@ -21,7 +21,7 @@ from tracehooks.surface.plain import json_text
 def command(run: str, replay: bool, as_json: bool) -> int:
     """The first non-finite value of RUN, with everything known about it.
 
-    Exit status 1 when there is one, 0 when all is finite.
+    Exit status 1 when there is one, 0 when all is finite, 2 when none was found but part of the run cannot be read.
     """
     source = offline.open(run)
     found = offline.first(source)
@@ -30,14 +30,15 @@ def command(run: str, replay: bool, as_json: bool) -> int:
         details = found.to_details() if found else None
         click.echo(json_text(details if details is None or again is None else {**details, "replay": again}))
     else:
-        for text in _told(found) if found else [f"{run}: every recorded value is finite"]:
+        fine = "every value that can be read is finite" if source.problems else "nothing that is not finite was found"
+        for text in _told(found) if found else [f"{run}: {fine}"]:
             terminal.line(text)
         if again is not None:
             for text in _retold(again):
                 terminal.line(text)
     for problem in source.problems:
         click.echo(f"could not be read: {problem}", err=True)
-    return 1 if found else 0
+    return 1 if found else 2 if source.problems else 0
 
 
 def _told(found: FirstNonFinite) -> Iterator[str]:
