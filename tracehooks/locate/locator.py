@@ -20,6 +20,7 @@ from tracehooks.capture.select import argument_names
 from tracehooks.core.records import FirstNonFinite
 from tracehooks.locate import answers, causes, snapshot
 from tracehooks.locate.chain import Birth, birth
+from tracehooks.locate.describe import describe_tensor
 from tracehooks.locate.loss import LossWatch
 from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, Unseen, user_place
 from tracehooks.locate.replay import Pass, Record, Replay
@@ -271,7 +272,7 @@ class StepLocator:
             first = answers.found(step, phase, None, born.path[0].name, unseen.status, born.path[0].place)
             return answers.told(first, causes.BAD_TARGET)
         name, tensor = _argument(record, unseen)
-        details = None if tensor is None else Details("", "", "", [], causes.describe_tensor(tensor, self._batch))
+        details = None if tensor is None else Details("", "", "", [], describe_tensor(tensor, self._batch))
         first = answers.found(step, "data", "", None, unseen.status, None, details)
         return answers.told(first, causes.bad_input(name, unseen.reader))
 
@@ -308,8 +309,8 @@ class StepLocator:
     ) -> Details:
         case = causes.case_of(func, args, kwargs, output, copies, makers)
         cause = causes.cause_of(case)
-        inputs = [causes.describe_tensor(x, self._batch) for x in case.tensors[:4]]
-        result = causes.describe_tensor(case.output, self._batch) if case.output is not None else {}
+        inputs = [describe_tensor(x, self._batch) for x in case.tensors[:4]]
+        result = describe_tensor(case.output, self._batch) if case.output is not None else {}
         call = snapshot.call_bytes(str(func), args, kwargs) if self._keep is not None and not copies else None
         return Details(*cause, inputs, result, call)
 

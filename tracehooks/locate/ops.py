@@ -338,27 +338,20 @@ def _kind(func: Any) -> str:
 def _meant(func: Any, args: Any, kwargs: Any) -> bool:
     if func.overloadpacket.__name__ in FILLS:
         return True
-    return any(isinstance(x, float) and not math.isfinite(x) for x in _scalars((args, kwargs)))
+    return any(isinstance(x, float) and not math.isfinite(x) for x in _flat((args, kwargs)))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
+    return (item for item in _flat(value) if isinstance(item, Tensor))
 
 
-def _scalars(value: Any) -> Iterator[Any]:
+def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple | list):
         for item in value:
-            yield from _scalars(item)
+            yield from _flat(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _scalars(item)
+            yield from _flat(item)
     else:
         yield value
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import UninitializedBuffer
 
+from tracehooks.capture import torch_internals
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.select import behind_fast_path, named_modules
 from tracehooks.locate.ops import Describe, OpMode, Place
@@ -213,8 +214,7 @@ def _copied_model(root: nn.Module) -> nn.Module:
                 memo[id(value)] = torch.Generator(value.device).set_state(value.get_state())
     twin: nn.Module = copy.deepcopy(root, memo)
     for module in twin.modules():
-        module._backward_hooks.clear()
-        module._backward_pre_hooks.clear()
+        torch_internals.drop_backward_hooks(module)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.max_norm = None  # the pass renormalised the rows it used
     return twin

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tracehooks.capture.leaves import leaves
 from tracehooks.core.errors import SnapshotError
-from tracehooks.locate.causes import describe_tensor
+from tracehooks.locate.describe import describe_tensor
 
 OP_FILE, BATCH_FILE = "op.safetensors", "batch.safetensors"
 
