@@ -170,7 +170,7 @@ def modes_active() -> bool:
     return bool(_dispatch_modes()) or _peek_interpreter() is not None
 
 
-def drop_backward_hooks(module: torch.nn.Module) -> None:
+def silence_backward(module: torch.nn.Module) -> None:
     """Take every hook on a module's backward off it."""
     module._backward_hooks.clear()
     module._backward_pre_hooks.clear()

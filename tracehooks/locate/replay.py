@@ -214,7 +214,7 @@ def _copied_model(root: nn.Module) -> nn.Module:
                 memo[id(value)] = torch.Generator(value.device).set_state(value.get_state())
     twin: nn.Module = copy.deepcopy(root, memo)
     for module in twin.modules():
-        torch_internals.drop_backward_hooks(module)
+        torch_internals.silence_backward(module)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.max_norm = None  # the pass renormalised the rows it used
     return twin
