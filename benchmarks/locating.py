@@ -1,6 +1,6 @@
 """Who names the first non-finite value: tracehooks, four other tools and a hand-written hook on the same failures.
 
-    python -m benchmarks.locating [--part cases,cost,locate] [--tools tracehooks,...] [--workload gpt,mlp] [--rounds 5]
+    python -m benchmarks.locating [--part cases,cost,locate] [--tools tracehooks,...] [--workload gpt,mlp] [--rounds 3]
 
 Cases: the failures of tests/locate/failures.py and three of other tools' comparisons, planted here (an infinite weight,
 a log of zero between two submodules, a root that is finite forward and not backward). Every tool watches every case in a
@@ -24,12 +24,13 @@ import functools
 import io
 import json
 import linecache
-import multiprocessing
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -48,9 +49,8 @@ from benchmarks.overhead import WORKLOADS, Attention
 from tests.locate.failures import FAILURES, Built, Failure
 
 OUTSIDE = "(outside the model)"
-FORK = multiprocessing.get_context("fork")
 PATIENCE = 600.0
-"""Seconds for one case or one timing."""
+"""Seconds for one answer of a worker."""
 
 Train = Callable[[int], Any]
 
@@ -123,8 +123,7 @@ def _root(blocks: Any) -> None:
 
 THREE = [
     Failure(
-        "infinite_weight", planted(_infinite_weight), "update", "blocks.3.first", "aten.addmm.default", "inf",
-        ("poisoned_parameter",), "self.first(x)",
+        "infinite_weight", planted(_infinite_weight), "update", "blocks.3.first", None, "inf", ("poisoned_parameter",)
     ),
     Failure(
         "logarithm_between_submodules", planted(_logarithm), "forward", "blocks.2", "aten.log.default", "-inf",
@@ -145,9 +144,11 @@ class Masking(nn.Module):
         super().__init__()
         self.mix = nn.Linear(4, 4)
         self.register_buffer("causal", torch.full((5, 5), -torch.inf).triu(1))
+        self.register_buffer("padding", torch.arange(5) >= torch.tensor([[5], [3]]))
 
-    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        scores = (self.mix(x) @ x.transpose(1, 2) + self.causal).masked_fill(~keep[:, None, :], -torch.inf)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.mix(x) @ x.transpose(1, 2) + self.causal
+        scores = scores.masked_fill(self.padding[:, None, :], -torch.inf)
         return scores.softmax(-1) @ x, scores
 
 
@@ -186,14 +187,11 @@ def healthy(module: Callable[[], nn.Module]) -> Callable[[], Built]:
     def build() -> Built:
         model = module()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        keep = torch.ones(2, 5, dtype=torch.bool)
-        keep[1, 3:] = False
 
         def step(i: int) -> None:
             optimizer.zero_grad()
-            x = torch.randn(2, 5, 4)
-            output = model(x, keep)[0] if isinstance(model, Masking) else model(x)
-            output.square().mean().backward()
+            output = model(torch.randn(2, 5, 4))
+            (output[0] if isinstance(output, tuple) else output).square().mean().backward()
             optimizer.step()
 
         return model, optimizer, step
@@ -228,6 +226,8 @@ class Tool:
 
     needs: str | None = None
     """The package it comes from, where that is not torch or this one."""
+    alone = False
+    """Whether a process can use it on one model only."""
     removable = True
     """Whether `close` takes it off, leaving the model and torch as they were."""
 
@@ -367,6 +367,7 @@ class Msprobe(Tool):
 
     needs = "mindstudio-probe"
     removable = False
+    alone = True
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(model, optimizer, folder)
@@ -437,49 +438,63 @@ def installed(tool: str) -> bool:
         return False
 
 
-# ---- a process of its own
+# ---- processes
 
 
-def in_child(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a function in a forked process: what tools patch there stays there."""
-    ours, theirs = FORK.Pipe()
-    process = FORK.Process(target=_answer, args=(theirs, function, args))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(PATIENCE):
-            process.kill()
-            raise TimeoutError(f"no answer in {PATIENCE:.0f} s")
-        error, value = ours.recv()
-    except EOFError:
-        error, value = "the process died", None
-    process.join()
-    if error:
-        raise RuntimeError(error)
-    return value
+class Worker:
+    """A process that answers requests: what tools patch there stays there."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.locating", "--work"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+    def ask(self, do: str, **request: Any) -> Any:
+        """The answer to a request; RuntimeError where there is none."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        patience = threading.Timer(PATIENCE, self.process.kill)
+        patience.start()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        patience.cancel()
+        answer = json.loads(line) if line else {"error": "the process died, or was too slow"}
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["answer"]
 
 
-def _answer(pipe: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    _be_quiet()
-    try:
-        pipe.send(("", function(*args)))
-    except BaseException as error:
-        pipe.send((f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}", None))
-
-
-def _be_quiet() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+def work() -> None:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # tools print
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    able: dict[str, Callable[..., Any]] = {"watch": watch, "time": Stand().times, "locate": locating}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"answer": able[request.pop("do")](**request)}
+        except Exception as error:  # a tool may raise whatever it likes
+            said = re.sub(r"/\S*/", "", str(error).partition("\n")[0])[:100]
+            answer = {"error": f"{type(error).__name__}: {said}"}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 # ---- who finds what
 
 
-def watched(tool: str, case: Failure) -> Named | None:
+def watch(tool: str, name: str) -> dict[str, Any] | None:
     """What a tool says of a case."""
+    case = next(case for case in (*CASES, *CONTROLS) if case.name == name)
     torch.manual_seed(0)
     model, optimizer, train = case.build()
     with tempfile.TemporaryDirectory() as folder:
@@ -489,7 +504,7 @@ def watched(tool: str, case: Failure) -> Named | None:
             if watching.found is not None:
                 break
         watching.close()
-    return watching.found
+    return None if watching.found is None else asdict(watching.found)
 
 
 def score(case: Failure, named: Named | None) -> dict[str, bool | None]:
@@ -530,97 +545,76 @@ SYNONYMS = [
 QUESTIONS = ("found", "module", "op", "line", "cause")
 
 
-def judge(tool: str, case: Failure) -> dict[str, Any]:
-    """One line of the results."""
-    line: dict[str, Any] = {"tool": tool, "case": case.name, "phase": case.phase}
-    try:
-        named = in_child(watched, tool, case)
-    except RuntimeError as error:
-        return line | {"error": re.sub(r"/\S*/", "", str(error)), **score(case, None)}
-    told = None if named is None else asdict(replace(named, file=named.file and Path(named.file).name))
-    return line | {"named": told, **score(case, named)}
+def judge(tool: str, cases: list[Failure]) -> Iterator[dict[str, Any]]:
+    """A line of the results for each case. The process is a new one after an error, or where the tool needs that."""
+    worker = Worker()
+    for case in cases:
+        line: dict[str, Any] = {"tool": tool, "case" if case.phase else "control": case.name}
+        try:
+            told = worker.ask("watch", tool=tool, name=case.name)
+        except RuntimeError as error:
+            line["error"], told = str(error), None
+        named = None if told is None else Named(**told)
+        line["named"] = named and asdict(replace(named, file=named.file and Path(named.file).name))
+        yield line | (score(case, named) if case.phase else {})
+        if "error" in line or TOOLS[tool].alone:
+            with worker:
+                worker = Worker()
+    with worker:
+        pass
 
 
 def cases_of(tool: str) -> Iterator[dict[str, Any]]:
     """A line for every case and every healthy control, then how many were right."""
-    lines = [judge(tool, case) for case in CASES]
-    controls = [judge(tool, case) for case in CONTROLS]
-    for line in controls:
-        yield {"tool": tool, "control": line["case"], "named": line.get("named"), "error": line.get("error")}
-    yield from lines
-    right = {question: sum(line[question] is True for line in lines) for question in QUESTIONS}
-    asked = {question: sum(line[question] is not None for line in lines) for question in QUESTIONS}
-    false_alarms = sum(line.get("named") is not None for line in controls)
-    yield {"tool": tool, "right": right, "asked": asked, "false_alarms": false_alarms, "controls": len(controls)}
+    yield from (lines := list(judge(tool, CASES)))
+    yield from (controls := list(judge(tool, CONTROLS)))
+    yield {
+        "tool": tool,
+        "right": {question: sum(line[question] is True for line in lines) for question in QUESTIONS},
+        "asked": {question: sum(line[question] is not None for line in lines) for question in QUESTIONS},
+        "false_alarms": sum(line["named"] is not None for line in controls),
+        "controls": len(controls),
+        "errors": sum("error" in line for line in lines + controls),
+    }
 
 
 def correct() -> bool:
     """Whether tracehooks locates three failures of three phases, both when it records and when it only watches."""
-    for name in ("fully_masked_row", "root_at_zero", "mean_over_an_empty_mask"):
-        case = next(case for case in CASES if case.name == name)
-        for tool in ("tracehooks", "tracehooks, watch only"):
-            if not all(right is not False for right in score(case, in_child(watched, tool, case)).values()):
-                return False
-    return True
+    names = ("fully_masked_row", "root_at_zero", "mean_over_an_empty_mask")
+    cases = [case for case in CASES if case.name in names]
+    lines = [line for tool in ("tracehooks", "tracehooks, watch only") for line in judge(tool, cases)]
+    return all(line[question] is not False for line in lines for question in QUESTIONS)
 
 
 # ---- cost of a step
 
 
 class Stand:
-    """A workload in a process of its own that trains, and says how long it took, when asked."""
+    """Times a workload's steps, on demand, in a worker."""
 
-    def __init__(self, workload: str, tool: str) -> None:
-        self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=_serve, args=(theirs, workload, tool))
-        self.process.start()
-        theirs.close()
+    def __init__(self) -> None:
+        self.built: Built | None = None
+        self.on: Tool | None = None
+        """A tool that cannot be taken off."""
 
-    def times(self, with_tool: bool, steps: int) -> tuple[float, float]:
-        """Seconds of a step, by the clock and of processor time, medians."""
-        self.pipe.send((with_tool, steps))
-        if not self.pipe.poll(PATIENCE):
-            self.process.kill()
-            raise TimeoutError(f"no answer in {PATIENCE:.0f} s")
-        error, seconds = self.pipe.recv()
-        if error:
-            raise RuntimeError(error)
-        return seconds
-
-    def close(self) -> None:
-        """End it."""
-        with contextlib.suppress(BrokenPipeError):
-            self.pipe.send(None)
-        self.process.join()
-
-
-def _serve(pipe: Any, workload: str, tool: str) -> None:
-    _be_quiet()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for asked in _serving(workload, tool, Path(folder), iter(pipe.recv, None)):
-                pipe.send(("", asked))
-    except BaseException as error:
-        pipe.send((f"{type(error).__name__}: {str(error)[:120]}", None))
-
-
-def _serving(
-    workload: str, tool: str, folder: Path, asked: Iterator[tuple[bool, int]]
-) -> Iterator[tuple[float, float]]:
-    model, optimizer, train = trained(workload)
-    bare = Tool(model, optimizer, folder)
-    train(0)
-    on: Tool | None = None
-    for count, (with_tool, steps) in enumerate(asked):
-        if with_tool and on is None:
-            (folder / str(count)).mkdir()
-            on = TOOLS[tool](model, optimizer, folder / str(count))
-        watching = on if with_tool and on is not None else bare
+    def times(self, workload: str, tool: str, steps: int) -> tuple[float, float]:
+        """Seconds of a step under a tool, by the clock and of processor time, medians. The tool's name is empty for none."""
+        if self.built is None:
+            self.built = trained(workload)
+            self.built[2](0)
+        model, optimizer, train = self.built
+        watching = self.on
+        if watching is None:
+            self.folder = tempfile.TemporaryDirectory()
+            watching = (TOOLS[tool] if tool else Tool)(model, optimizer, Path(self.folder.name))
         watching.step(0, train)  # what only the first step pays
-        yield timed(watching, train, steps)
-        if on is not None and on.removable:
-            on.close()
-            on = None
+        seconds = timed(watching, train, steps)
+        if watching.removable:
+            watching.close()
+            self.folder.cleanup()
+        else:
+            self.on = watching
+        return seconds
 
 
 def timed(watching: Tool, train: Train, steps: int) -> tuple[float, float]:
@@ -650,18 +644,16 @@ def trained(workload: str) -> Built:
 
 def cost_of(tool: str, workload: str, rounds: int, steps: int) -> dict[str, Any]:
     """A step with the tool over bare steps before and after it."""
-    stand = Stand(workload, tool)
-    plain_stand = stand if TOOLS[tool].removable else Stand(workload, tool)
-    try:
-        bare, on = [plain_stand.times(False, steps)], []
-        for _ in range(rounds):
-            on.append(stand.times(True, steps))
-            bare.append(plain_stand.times(False, steps))
-    except (RuntimeError, TimeoutError) as error:
-        return {"tool": tool, "workload": workload, "error": re.sub(r"/\S*/", "", str(error))}
-    finally:
-        for each in {stand, plain_stand}:
-            each.close()
+    bare, on = [], []
+    with Worker() as worker, Worker() as other:
+        without = worker if TOOLS[tool].removable else other
+        try:
+            bare.append(without.ask("time", workload=workload, tool="", steps=steps))
+            for _ in range(rounds):
+                on.append(worker.ask("time", workload=workload, tool=tool, steps=steps))
+                bare.append(without.ask("time", workload=workload, tool="", steps=steps))
+        except RuntimeError as error:
+            return {"tool": tool, "workload": workload, "error": str(error)}
     ratios = [[2 * on[r][kind] / (bare[r][kind] + bare[r + 1][kind]) for r in range(rounds)] for kind in (0, 1)]
     return {
         "tool": tool,
@@ -712,7 +704,10 @@ def locating(fault: str) -> dict[str, float]:
 
 def locate_cost(fault: str, repeats: int) -> dict[str, Any]:
     """What locating costs, in ordinary steps."""
-    runs = [in_child(locating, fault) for _ in range(repeats)]
+    runs = []
+    for _ in range(repeats):
+        with Worker() as worker:
+            runs.append(worker.ask("locate", fault=fault))
     extra = [run["failing"] / run["ordinary"] - 1 for run in runs]
     return {
         "locate": fault,
@@ -732,7 +727,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     """The results for a reader."""
     tools = list(dict.fromkeys(line["tool"] for line in lines if "tool" in line))
     workloads = list(dict.fromkeys(line["workload"] for line in lines if "workload" in line and "tool" in line))
-    rows = [["", *QUESTIONS, "false alarms", *(f"{workload} step" for workload in workloads)]]
+    rows = [["", *QUESTIONS, "false alarms", "errors", *(f"{workload} step" for workload in workloads)]]
     for tool in tools:
         about = [line for line in lines if line.get("tool") == tool]
         row = [tool]
@@ -742,9 +737,9 @@ def table(lines: list[dict[str, Any]]) -> str:
         counts = next((line for line in about if "right" in line), None)
         if counts is not None:
             row += [f"{counts['right'][question]}/{counts['asked'][question]}" for question in QUESTIONS]
-            row.append(f"{counts['false_alarms']}/{counts['controls']}")
+            row += [f"{counts['false_alarms']}/{counts['controls']}", str(counts["errors"])]
         else:
-            row += [""] * (len(QUESTIONS) + 1)
+            row += [""] * (len(QUESTIONS) + 2)
         for workload in workloads:
             line = next((line for line in about if line.get("workload") == workload), {})
             row.append(f"×{line['ratio']:.3g}" if "ratio" in line else line.get("error", ""))
@@ -754,13 +749,14 @@ def table(lines: list[dict[str, Any]]) -> str:
     if any(line.get("case") in planted_names for line in lines):
         rows = [["", *planted_names]]
         for tool in tools:
-            about = {line["case"]: line for line in lines if line.get("tool") == tool and "case" in line}
-            rows.append([tool, *(_told(about[name]) if name in about else "not installed" for name in planted_names)])
+            told = {line["case"]: _told(line) for line in lines if line.get("tool") == tool and "case" in line}
+            rows.append([tool, *(told.get(name, "not installed") for name in planted_names)])
         text.append(_laid_out(rows))
-    for line in lines:
-        if "locate" in line:
-            text.append(f"locating a failure in {line['locate']}: {line['steps']} ordinary steps, once")
+    text.append("\n".join(f"locating in {x['locate']}: {x['steps']} ordinary steps" for x in lines if "locate" in x))
     return "\n\n".join(text)
+
+
+MARKS = {True: "✔", False: "✘", None: ""}
 
 
 def _told(line: dict[str, Any]) -> str:
@@ -768,7 +764,7 @@ def _told(line: dict[str, Any]) -> str:
     if named is None:
         return line.get("error", "not found")
     words = {"module": named["module"], "op": named["op"], "line": named["line"]}
-    said = [f"{name} {word} {'✔' if line[name] else '✘'}" for name, word in words.items() if word is not None]
+    said = [f"{name} {word} {MARKS[line[name]]}".rstrip() for name, word in words.items() if word is not None]
     return ", ".join(said or ["step only"])
 
 
@@ -784,9 +780,12 @@ def main() -> None:
     parser.add_argument("--part", default="cases,cost,locate")
     parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS))
     parser.add_argument("--workload", default="gpt,mlp")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.work:
+        work()
+        return
     parts = options.part.split(",")
     if not correct():
         sys.exit("tracehooks does not locate what it should: nothing is measured")
@@ -808,11 +807,8 @@ def main() -> None:
     if "cost" in parts:
         for workload in options.workload.split(","):
             for tool in tools:
-                say(
-                    cost_of(
-                        tool, workload, options.rounds * (3 if tool == "tracehooks, watch only" else 1), options.steps
-                    )
-                )
+                rounds = options.rounds * (3 if TOOLS[tool] is TracehooksWatch else 1)  # its target is one percent
+                say(cost_of(tool, workload, rounds, 2 if workload == "gpt" else 10))
     if "locate" in parts:
         for fault in ("forward", "backward"):
             say(locate_cost(fault, 3))
