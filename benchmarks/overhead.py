@@ -124,14 +124,35 @@ def measure(workload: str, rounds: int, steps: int, every: int) -> dict[str, obj
     }
 
 
+def unchanged() -> bool:
+    """Whether a recorded step is the bare one bit for bit: what costs less than it should may have changed the run."""
+    ends = []
+    for attached in (False, True):
+        torch.manual_seed(0)
+        model, loss = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = tracehooks.attach(model, Path(folder) / "run", quiet=True) if attached else None
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+            if trace is not None:
+                trace.close()
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+    return all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def main() -> None:
-    """Print one JSON line a workload, the machine first."""
+    """Print one JSON line a workload, the machine first. Refuses to when recording changes the run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workload", default=",".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--every", type=int, default=1)
     args = parser.parse_args()
+    if not unchanged():
+        parser.exit(1, "a recorded step is not the bare one bit for bit: nothing is reported\n")
     print(json.dumps(describe_machine()))
     for workload in args.workload.split(","):
         print(json.dumps(measure(workload, args.rounds, args.steps, args.every)), flush=True)
