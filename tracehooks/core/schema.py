@@ -211,7 +211,6 @@ EVENT_KINDS: dict[str, EventKind] = {
     "recorder_error": EventKind(
         "an error inside the recorder, caught; said once for each place and kind", ("where", "error")
     ),
-    "recording_stopped": EventKind("recording ended early; training went on", ("reason",)),
     "parameters_replaced": EventKind(
         "parameters were added, removed or replaced after attach", ("added", "removed", "replaced")
     ),

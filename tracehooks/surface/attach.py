@@ -73,7 +73,7 @@ def attach(
     session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=locator, say=say)
     try:
         session.connect(optimizer)
-    except BaseException:
+    except BaseException:  # whatever it was, no hook and no half-made run stays behind
         session.close("crashed")
         raise
     atexit.register(_close_at_exit, weakref.ref(session))

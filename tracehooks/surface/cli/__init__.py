@@ -76,7 +76,7 @@ class _Verbs(click.Group):
             status = ERROR
         except (click.Abort, KeyboardInterrupt):
             status = INTERRUPTED
-        except Exception as error:
+        except Exception as error:  # the last edge: one line and status 2, never a traceback
             click.echo(f"tracehooks: {_one_line(error)}", err=True)
             status = ERROR
         sys.exit(status if isinstance(status, int) else 0)
