@@ -8,6 +8,7 @@
 
 extern "C" int tracehooks_level();
 extern "C" int tracehooks_summarize(const void *);
+extern "C" int tracehooks_summarize_many(const void *);
 extern "C" int tracehooks_hash_rows(const void *);
 
 int main() {
@@ -27,7 +28,18 @@ int main() {
                     int64_t options = dtype | flags << 8 | (level + 1) << 16 | int64_t{2} << 32;
                     int64_t request[4] = {reinterpret_cast<int64_t>(data), n, options, reinterpret_cast<int64_t>(row)};
                     if (tracehooks_summarize(request) != (!data && n ? 1 : 0)) return 1;
-                    std::free(row), ++calls;
+                    auto *rows = static_cast<int64_t *>(std::malloc(8 * 3 * width));
+                    auto *requests = static_cast<int64_t *>(std::malloc(3 * sizeof(request)));
+                    for (int i = 0; i < 3; ++i) {  // two that share the threads, one that has them to itself
+                        request[2] = i == 1 ? options : options & 0xFFFFFFFF;
+                        request[3] = reinterpret_cast<int64_t>(rows + i * width);
+                        std::memcpy(requests + 4 * i, request, sizeof(request));
+                    }
+                    int64_t many[3] = {reinterpret_cast<int64_t>(requests), 3, 2};
+                    if (tracehooks_summarize_many(many) != (!data && n ? 1 : 0)) return 1;
+                    for (int i = 0; i < 3; ++i)
+                        if (std::memcmp(row, rows + i * width, 8 * width)) return 1;
+                    std::free(row), std::free(rows), std::free(requests), ++calls;
                 }
                 auto *hash = static_cast<int64_t *>(std::malloc(8));
                 int64_t request[5] = {reinterpret_cast<int64_t>(data), 1, (level + 1) << 16,

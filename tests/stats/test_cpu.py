@@ -290,6 +290,33 @@ def test_writing_into_a_row() -> None:
         assert (table[::2] == -7).all()
 
 
+@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_many_tensors_at_once(number: int) -> None:
+    """Each tensor of a list, whatever its kind, has in its row what it has by itself, with any number of threads."""
+    kinds = [of_kind("holes", count, dtype) for count in (0, 1, 1023, 4097, 300_001) for dtype in FLOATING + INTEGRAL]
+    kinds += [torch.randn(20, 30).t(), torch.randn(5, dtype=torch.complex64), torch.eye(9).to_sparse()]
+    kinds += [torch.nn.Parameter(torch.randn(700_000)), torch.ones(0), torch.ones(7).to(torch.float8_e5m2)]
+    with threads(number):
+        for spec in (Spec(hash=False), EVERYTHING):
+            out = torch.full((len(kinds), spec.width), -7)
+            assert stats.summarize_many(kinds, spec, out) is out
+            for x, row in zip(kinds, out, strict=True):
+                assert torch.equal(row, stats.summarize(x, spec))
+
+
+def test_no_tensors_at_once() -> None:
+    """A list may be empty."""
+    assert stats.summarize_many([], EVERYTHING, torch.empty(0, EVERYTHING.width, dtype=torch.int64)).numel() == 0
+
+
+@pytest.mark.parametrize("shape", [(1, Spec().width), (2, Spec().width + 1), (2 * Spec().width,)])
+def test_rows_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
+    """A matrix of another shape is refused before anything is written."""
+    with pytest.raises(ValueError, match=r"contiguous int64 tensor of shape \(2, 12\)"):
+        stats.summarize_many([torch.ones(3)] * 2, Spec(), torch.empty(shape, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     "out",
     [

@@ -38,6 +38,7 @@ def test_the_reference_takes_over(nowhere: Path) -> None:
     out = torch.zeros_like(row)
     assert torch.equal(stats.summarize(x, EVERYTHING, out), out)
     assert torch.equal(out, row)
+    assert torch.equal(stats.summarize_many([x, x], EVERYTHING, torch.zeros(2, len(row), dtype=row.dtype))[1], row)
     assert torch.equal(stats.fingerprints(x), reference.hash_rows(x))
     assert stats.kernel_name("cpu") == "reference"
 

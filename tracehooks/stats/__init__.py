@@ -1,10 +1,13 @@
 """The numbers of one tensor: their definition, and one door behind which faster kernels take over.
 
-`summarize` measures a tensor and `fingerprints` hashes each sample of a batch. Both work on any device, read nothing
-back to the host, draw no random numbers and leave no trace in autograd. `kernel_name` says what does the work.
+`summarize` measures a tensor, `summarize_many` a list of them at once, and `fingerprints` hashes each sample of a batch.
+They work on any device, read nothing back to the host, draw no random numbers and leave no trace in autograd.
+`kernel_name` says what does the work.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +16,7 @@ from tracehooks.stats import cpu, reference
 from tracehooks.stats.layout import Spec, unpack
 from tracehooks.stats.plain import plain
 
-__all__ = ["Spec", "fingerprints", "kernel_name", "measurable", "summarize", "unpack"]
+__all__ = ["Spec", "fingerprints", "kernel_name", "measurable", "summarize", "summarize_many", "unpack"]
 
 
 def measurable(x: Tensor) -> bool:
@@ -42,6 +45,24 @@ def summarize(x: Tensor, spec: Spec, out: Tensor | None = None) -> Tensor:
     with torch.no_grad():
         row = reference.summarize(plain(x), spec)
         return row if out is None else out.copy_(row)
+
+
+def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> Tensor:
+    """Statistics of many tensors of one device, packed: one call of its kernel for all that it takes as they are.
+
+    Args:
+        tensors: as `summarize` takes them.
+        spec: which optional statistics to compute, of each.
+        out: contiguous int64 tensor of shape (len(tensors), spec.width) on their device; tensor i's row is row i.
+
+    Returns:
+        ``out``.
+    """
+    if not (out.shape == (len(tensors), spec.width) and out.dtype is torch.int64 and out.is_contiguous()):
+        raise ValueError(f"out must be a contiguous int64 tensor of shape ({len(tensors)}, {spec.width})")
+    for i in cpu.summarize_many(tensors, spec, out) if out.is_cpu else range(len(tensors)):
+        summarize(tensors[i], spec, out[i])
+    return out
 
 
 def fingerprints(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ namespace tracehooks::portable {
 namespace tracehooks {
 namespace {
 
-constexpr int ABI = 1;
+constexpr int ABI = 2;
 constexpr int64_t BLOCKS_AT_A_TIME = 8;
 enum Level { PORTABLE, AVX2, AVX512, LEVELS };
 enum Status { DONE, UNSUPPORTED, OUT_OF_MEMORY };
@@ -254,19 +254,18 @@ EXPORTED const char *tracehooks_level_name(int level) {
     return level >= 0 && level < known ? KERNELS[level].name : nullptr;
 }
 
-// Both take their arguments as one record of numbers and addresses, which costs ctypes least, and return a Status.
+// All take their arguments as one record of numbers and addresses, which costs ctypes least, and return a Status.
 
 struct Request {
     const void *data;
     int64_t count, packed;
     int64_t *out;
-    int64_t row_bytes;
 };
 
-// Packed row of `count` elements. (row_bytes is not read.)
+// Packed row of `count` elements.
 EXPORTED int tracehooks_summarize(const void *record) {
     Request request;
-    std::memcpy(&request, record, 32);
+    std::memcpy(&request, record, sizeof(request));
     Options options(request.packed);
     if (!options.supported() || (!request.data && request.count)) return UNSUPPORTED;
     Job job{request.data, request.count, options.dtype, options.flags};
@@ -283,10 +282,52 @@ EXPORTED int tracehooks_summarize(const void *record) {
     return measure(job, options, records.get(), sketches.get(), request.out);
 }
 
+// Many tensors: those that ask for threads of their own one after another, the others shared out among threads.
+struct Many {
+    const Request *requests;
+    int64_t count;
+    std::atomic<int64_t> next{0};
+    std::atomic<int> status{DONE};
+
+    bool alone(int64_t i) const { return Options(requests[i].packed).threads > 1; }
+
+    void take(int64_t i) {
+        if (int failed = tracehooks_summarize(requests + i)) status.store(failed);
+    }
+
+    void take_small() {
+        for (int64_t i; (i = next.fetch_add(1)) < count;)
+            if (!alone(i)) take(i);
+    }
+};
+
+struct ManyRequest {
+    const Request *requests;
+    int64_t count, threads;
+};
+
+// Packed rows of `count` tensors, by requests as tracehooks_summarize takes them.
+EXPORTED int tracehooks_summarize_many(const void *record) {
+    ManyRequest request;
+    std::memcpy(&request, record, sizeof(request));
+    Many all{request.requests, request.count};
+    for (int64_t i = 0; i < all.count; ++i)
+        if (all.alone(i)) all.take(i);
+    in_threads(static_cast<int>(request.threads), [](void *self) { static_cast<Many *>(self)->take_small(); }, &all);
+    return all.status.load();
+}
+
+struct RowsRequest {
+    const void *data;
+    int64_t count, packed;
+    int64_t *out;
+    int64_t row_bytes;
+};
+
 // Hash of each of `count` rows of row_bytes bytes.
 EXPORTED int tracehooks_hash_rows(const void *record) {
-    Request request;
-    std::memcpy(&request, record, 40);
+    RowsRequest request;
+    std::memcpy(&request, record, sizeof(request));
     Options options(request.packed);
     if (!options.supported() || (!request.data && request.count && request.row_bytes)) return UNSUPPORTED;
     const Kernel &kernel = KERNELS[options.level];

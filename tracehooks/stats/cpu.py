@@ -10,7 +10,8 @@ import ctypes
 import importlib.machinery
 import struct
 import warnings
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.nn import Parameter
 from tracehooks.stats.layout import INTEGERS, Spec
 from tracehooks.stats.plain import plain
 
-ABI = 1
+ABI = 2
 BEST = -1
 """The level of the widest registers that the processor has; levels count from 0, which needs nothing special."""
 
@@ -45,6 +46,9 @@ DTYPES = {
 REQUEST = struct.Struct("=qqqq")
 """Arguments of ``summarize``: address, elements, options, address of the row. One argument costs ctypes least."""
 
+MANY_REQUEST = struct.Struct("=qqq")
+"""Arguments of ``summarize_many``: address of as many requests, how many, threads for those that ask for none."""
+
 ROWS_REQUEST = struct.Struct("=qqqqq")
 """Arguments of ``hash_rows``: address, rows, options, address of the hashes, bytes of a row."""
 
@@ -57,10 +61,12 @@ class UnusableError(Exception):
 
 @dataclass(frozen=True)
 class Library:
-    """Entry points of cpu.cpp. ``brief`` is ``summarize`` without giving away Python's lock."""
+    """Entry points of cpu.cpp. The ``brief`` ones are the same without giving away Python's lock."""
 
     summarize: Entry
     brief: Entry
+    summarize_many: Entry
+    brief_many: Entry
     hash_rows: Entry
     levels: tuple[str, ...]
     """Names of the instruction sets that this processor has, from the most portable to the widest."""
@@ -97,7 +103,14 @@ def load(folder: Path) -> Library:
         levels = tuple(name_of(level).decode() for level in range(free.tracehooks_level() + 1))
     except (OSError, AttributeError) as error:
         raise UnusableError(f"{path.name} cannot be loaded ({error})") from error
-    return Library(free.tracehooks_summarize, held.tracehooks_summarize, free.tracehooks_hash_rows, levels)
+    return Library(
+        free.tracehooks_summarize,
+        held.tracehooks_summarize,
+        free.tracehooks_summarize_many,
+        held.tracehooks_summarize_many,
+        free.tracehooks_hash_rows,
+        levels,
+    )
 
 
 def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = BEST) -> Tensor | None:
@@ -105,23 +118,58 @@ def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = 
     kernel = library()
     if kernel is None:
         return None
-    kind, code = type(x), DTYPES.get(x.dtype)
-    try:
-        if code is None or not (kind is Tensor or kind is Parameter) or not x.is_contiguous() or x.is_neg():
-            return _converted(x, spec, out, level)
-        data = x.data_ptr()
-    except RuntimeError:  # no memory of its own: sparse, or wrapped by torch.func
+    data = _address(x)
+    if data is None:
         return _converted(x, spec, out, level)
     if out is None:
         out = torch.empty(spec.width, dtype=torch.int64, device="cpu")
     count = x.numel()
     size = count * x.itemsize
-    options = code | spec.flags << 8 | (level + 1) << 16
+    options = DTYPES[x.dtype] | spec.flags << 8 | (level + 1) << 16
     if size <= BRIEF:
         return None if kernel.brief(REQUEST.pack(data, count, options, out.data_ptr())) else out
     if size >= PARALLEL:
         options |= torch.get_num_threads() << 32
     return None if kernel.summarize(REQUEST.pack(data, count, options, out.data_ptr())) else out
+
+
+def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[int]:
+    """Packed statistics of many tensors in one call, tensor i's in row i of ``out``.
+
+    Returns:
+        The indices of those that it does not measure, whose rows it leaves as they are.
+    """
+    kernel = library()
+    if kernel is None:
+        return list(range(len(tensors)))
+    requests, others, total = array("q"), [], 0
+    row, stride, threads, flags = out.data_ptr(), out.stride(0) * out.itemsize, torch.get_num_threads(), spec.flags << 8
+    for i, x in enumerate(tensors):
+        data = _address(x) if x.is_cpu else None
+        if data is None:
+            others.append(i)
+            continue
+        count = x.numel()
+        size = count * x.itemsize
+        options = DTYPES[x.dtype] | flags | (threads << 32 if size >= PARALLEL else 0)
+        requests.extend((data, count, options, row + i * stride))
+        total += size
+    call = kernel.brief_many if total <= BRIEF else kernel.summarize_many
+    address, words = requests.buffer_info()
+    if call(MANY_REQUEST.pack(address, words // 4, threads if total >= PARALLEL else 1)):
+        return list(range(len(tensors)))
+    return others
+
+
+def _address(x: Tensor) -> int | None:
+    """Where a tensor's elements lie, if they do as they are and in order."""
+    kind = type(x)
+    try:
+        if x.dtype in DTYPES and (kind is Tensor or kind is Parameter) and x.is_contiguous() and not x.is_neg():
+            return x.data_ptr()
+    except RuntimeError:  # no memory of its own: sparse, or wrapped by torch.func
+        pass
+    return None
 
 
 def hash_rows(x: Tensor, *, level: int = BEST) -> Tensor | None:
