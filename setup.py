@@ -20,7 +20,9 @@ KERNEL = Extension(
     sources=["tracehooks/stats/cpu.cpp"],
     depends=[
         NATIVE + name
-        for name in ("common.h", "kernel.h", "lanes_avx2.h", "lanes_avx512.h", "lanes_portable.h", "pool.h")
+        for name in (
+            "common.h", "kernel.h", "lanes_avx2.h", "lanes_avx512.h", "lanes_portable.h", "nonfinite.h", "pool.h",
+        )
     ],
     # Instruction sets are chosen at run time. Contraction would make their roundings differ.
     extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-g0", "-w"],

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from tracehooks.stats import cpu, reference
-from tracehooks.stats.layout import Spec, unpack
+from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, unpack
 from tracehooks.stats.plain import plain
 
-__all__ = ["Spec", "fingerprints", "kernel_name", "measurable", "summarize", "summarize_many", "unpack"]
+__all__ = [
+    "NAN", "NEGINF", "POSINF", "Spec", "fingerprints", "kernel_name", "measurable", "nonfinite", "summarize",
+    "summarize_many", "unpack",
+]  # fmt: skip
 
 
 def measurable(x: Tensor) -> bool:
@@ -63,6 +66,18 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> Tensor
     for i in cpu.summarize_many(tensors, spec, out) if out.is_cpu else range(len(tensors)):
         summarize(tensors[i], spec, out[i])
     return out
+
+
+def nonfinite(tensors: Sequence[Tensor]) -> int:
+    """Which non-finite values tensors in the processor's memory hold together: the bits NAN, POSINF and NEGINF, 0 where
+    every element is finite. It costs one reading of them.
+    """
+    found, others = cpu.nonfinite(tensors)
+    if others:
+        with torch.no_grad():
+            for x in others:
+                found |= reference.nonfinite(plain(x))
+    return found
 
 
 def fingerprints(x: Tensor) -> Tensor:

@@ -13,11 +13,13 @@
 namespace tracehooks::avx2 {
 #include "native/lanes_avx2.h"
 #include "native/kernel.h"
+#include "native/nonfinite.h"
 #undef TARGET
 }  // namespace tracehooks::avx2
 namespace tracehooks::avx512 {
 #include "native/lanes_avx512.h"
 #include "native/kernel.h"
+#include "native/nonfinite.h"
 #undef TARGET
 }  // namespace tracehooks::avx512
 #endif
@@ -25,13 +27,14 @@ namespace tracehooks::avx512 {
 namespace tracehooks::portable {
 #include "native/lanes_portable.h"
 #include "native/kernel.h"
+#include "native/nonfinite.h"
 #undef TARGET
 }  // namespace tracehooks::portable
 
 namespace tracehooks {
 namespace {
 
-constexpr int ABI = 2;
+constexpr int ABI = 3;
 constexpr int64_t BLOCKS_AT_A_TIME = 8;
 enum Level { PORTABLE, AVX2, AVX512, LEVELS };
 enum Status { DONE, UNSUPPORTED, OUT_OF_MEMORY };
@@ -72,10 +75,10 @@ int best_level() {
 }
 
 const Kernel KERNELS[] = {
-    {"portable", portable::block, portable::hash_bytes},
+    {"portable", portable::block, portable::hash_bytes, portable::nonfinite},
 #if defined(__x86_64__)
-    {"avx2", avx2::block, avx2::hash_bytes},
-    {"avx512", avx512::block, avx512::hash_bytes},
+    {"avx2", avx2::block, avx2::hash_bytes, avx2::nonfinite},
+    {"avx512", avx512::block, avx512::hash_bytes, avx512::nonfinite},
 #endif
 };
 
@@ -171,7 +174,8 @@ Moments scaled(const Measuring &first, double absmax, int threads) {
     Measuring again{job, first.kernel, first.blocks, first.records, nullptr};
     again.run(threads);
     Moments m = merged(first.records, first.blocks);
-    auto back = [=](double x) { return x / job.scale_b / job.scale_a; };
+    // none of them is larger than the largest element: a rounding upwards must not become an infinity
+    auto back = [=](double x) { return std::clamp(x / job.scale_b / job.scale_a, -absmax, absmax); };
     return {back(m.mean), back(m.std), back(m.rms)};
 }
 
@@ -231,6 +235,26 @@ struct Hashing {
     void take_rows() {
         for (int64_t i; (i = next.fetch_add(1)) < rows;)
             out[i] = static_cast<int64_t>(finished(kernel.hash(data + i * row_bytes, row_bytes, 0), row_bytes));
+    }
+};
+
+// What of one tensor is not finite. No record is kept: kinds found in any block are found in all.
+struct Watching {
+    Job job;
+    const Kernel &kernel;
+    std::atomic<int64_t> next{0};
+    std::atomic<int> kinds{0};
+
+    int64_t blocks() const { return (job.count + BLOCK - 1) / BLOCK; }
+
+    void take_blocks() {
+        int found = 0;
+        for (;;) {
+            int64_t index = next.fetch_add(BLOCKS_AT_A_TIME), end = std::min(index + BLOCKS_AT_A_TIME, blocks());
+            if (index >= end) break;
+            for (; index < end; ++index) found |= kernel.nonfinite(job, index);
+        }
+        kinds.fetch_or(found);
     }
 };
 
@@ -315,6 +339,22 @@ EXPORTED int tracehooks_summarize_many(const void *record) {
         if (all.alone(i)) all.take(i);
     in_threads(static_cast<int>(request.threads), [](void *self) { static_cast<Many *>(self)->take_small(); }, &all);
     return all.status.load();
+}
+
+// Which Kinds of non-finite values `count` tensors hold together, or -1 - Status. (`out` is not read.)
+EXPORTED int tracehooks_nonfinite(const void *record) {
+    ManyRequest request;
+    std::memcpy(&request, record, sizeof(request));
+    int kinds = 0;
+    for (int64_t i = 0; i < request.count; ++i) {
+        const Request &one = request.requests[i];
+        Options options(one.packed);
+        if (!options.supported() || (!one.data && one.count)) return -1 - UNSUPPORTED;
+        Watching all{Job{one.data, one.count, options.dtype, 0}, KERNELS[options.level]};
+        in_threads(options.threads, [](void *self) { static_cast<Watching *>(self)->take_blocks(); }, &all);
+        kinds |= all.kinds.load();
+    }
+    return kinds;
 }
 
 struct RowsRequest {

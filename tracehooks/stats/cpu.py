@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from tracehooks.stats.layout import INTEGERS, Spec
 from tracehooks.stats.plain import plain
 
-ABI = 2
+ABI = 3
 BEST = -1
 """The level of the widest registers that the processor has; levels count from 0, which needs nothing special."""
 
@@ -47,7 +47,8 @@ REQUEST = struct.Struct("=qqqq")
 """Arguments of ``summarize``: address, elements, options, address of the row. One argument costs ctypes least."""
 
 MANY_REQUEST = struct.Struct("=qqq")
-"""Arguments of ``summarize_many``: address of as many requests, how many, threads for those that ask for none."""
+"""Arguments of ``summarize_many`` and ``nonfinite``: address of as many requests, how many, threads for those that ask
+for none."""
 
 ROWS_REQUEST = struct.Struct("=qqqqq")
 """Arguments of ``hash_rows``: address, rows, options, address of the hashes, bytes of a row."""
@@ -67,6 +68,8 @@ class Library:
     brief: Entry
     summarize_many: Entry
     brief_many: Entry
+    nonfinite: Entry
+    brief_nonfinite: Entry
     hash_rows: Entry
     levels: tuple[str, ...]
     """Names of the instruction sets that this processor has, from the most portable to the widest."""
@@ -108,6 +111,8 @@ def load(folder: Path) -> Library:
         held.tracehooks_summarize,
         free.tracehooks_summarize_many,
         held.tracehooks_summarize_many,
+        free.tracehooks_nonfinite,
+        held.tracehooks_nonfinite,
         free.tracehooks_hash_rows,
         levels,
     )
@@ -159,6 +164,29 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[i
     if call(MANY_REQUEST.pack(address, words // 4, threads if total >= PARALLEL else 1)):
         return list(range(len(tensors)))
     return others
+
+
+def nonfinite(tensors: Sequence[Tensor], *, level: int = BEST) -> tuple[int, list[Tensor]]:
+    """Which non-finite values tensors on the CPU hold together, in the bits of `layout`, and those not looked at."""
+    kernel = library()
+    if kernel is None:
+        return 0, list(tensors)
+    requests, others, total = array("q"), [], 0
+    threads = torch.get_num_threads()
+    for x in tensors:
+        data = _address(x)
+        if data is None:
+            others.append(x)
+            continue
+        count = x.numel()
+        size = count * x.itemsize
+        options = DTYPES[x.dtype] | (level + 1) << 16 | (threads << 32 if size >= PARALLEL else 0)
+        requests.extend((data, count, options, 0))
+        total += size
+    call = kernel.brief_nonfinite if total <= BRIEF else kernel.nonfinite
+    address, words = requests.buffer_info()
+    found = call(MANY_REQUEST.pack(address, words // 4, 1))
+    return (found, others) if found >= 0 else (0, list(tensors))
 
 
 def _address(x: Tensor) -> int | None:

@@ -17,6 +17,8 @@ from tracehooks.core.schema import HISTOGRAM_EXPONENTS, SKETCH_SIZE
 
 INTEGERS = ("count", "nan", "posinf", "neginf", "zeros", "hash")
 FLOATS = ("min", "max", "mean", "std", "rms", "absmax")
+NAN, POSINF, NEGINF = 1, 2, 4
+"""Bits that say which non-finite values were found."""
 BASE_WIDTH = len(INTEGERS) + len(FLOATS)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tracehooks.core.schema import HISTOGRAM_EXPONENTS, SKETCH_SIZE
-from tracehooks.stats.layout import Spec
+from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec
 
 BLOCK = 4096
 CHUNK = 64 * BLOCK
@@ -54,6 +54,14 @@ def hash_rows(x: Tensor) -> Tensor:
     for i, rows in enumerate(torch.split(x, step) if x.numel() else ()):
         total[i * step : i * step + len(rows)] = _digests(_words(rows), 0)
     return _finish64(total ^ _signed(size * GOLDEN64))
+
+
+def nonfinite(x: Tensor) -> int:
+    """Which non-finite values a dense real tensor holds: bits as `layout` names them. Reads back to the host."""
+    if not x.is_floating_point() or bool(torch.isfinite(x).all()):
+        return 0
+    kinds = (torch.isnan(x), NAN), (x == math.inf, POSINF), (x == -math.inf, NEGINF)
+    return sum(bit for found, bit in kinds if bool(found.any()))
 
 
 def _chunk(part: Tensor) -> tuple[Tensor, Tensor, Tensor]:

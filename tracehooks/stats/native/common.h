@@ -23,6 +23,7 @@ constexpr uint64_t GOLDEN64 = 0x9E3779B97F4A7C15u, FINAL_A = 0xFF51AFD7ED558CCDu
 
 enum Dtype { F32, F64, BF16, F16, BOOL, U8, I8, U16, I16, U32, I32, U64, I64 };
 enum Flag { HASH = 1, SKETCHED = 2, HISTOGRAM = 4 };
+enum Kind { HAS_NAN = 1, HAS_POSINF = 2, HAS_NEGINF = 4 };
 
 struct Bf16 { uint16_t bits; };
 struct F16Bits { uint16_t bits; };
@@ -108,6 +109,7 @@ struct Kernel {
     const char *name;
     void (*block)(const Job &job, int64_t index, Totals &totals, Record &record, double *sketch);
     uint64_t (*hash)(const void *data, int64_t bytes, uint64_t first_tile);
+    int (*nonfinite)(const Job &job, int64_t index);  // Kinds in a block
 };
 
 inline float to_float(float x) { return x; }
