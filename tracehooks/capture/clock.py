@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
 
 class Clock:
@@ -62,3 +63,14 @@ class Clock:
         self._spent["data"] = max(0.0, now - end - self._evaluated)
         self._started, self._done = end + self._evaluated, None
         return spent
+
+
+def scalars_of(spent: Mapping[str, float], batch: int) -> Iterator[tuple[str, float]]:
+    """Names and values of the scalars of a step: what `Clock.lap` gave, and how many samples it trained on."""
+    for phase in ("data", "forward", "backward", "optimizer", "step"):
+        if phase in spent:
+            yield f"time/{phase}", spent[phase]
+    if spent["step"] > 0:
+        yield "overhead", spent.get("recording", 0.0) / spent["step"]
+        if batch:
+            yield "samples_per_second", batch / spent["step"]

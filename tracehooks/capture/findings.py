@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracehooks.capture.places import Place
-from tracehooks.capture.recorder import Drained, Row
-from tracehooks.capture.watch import Seen
+from tracehooks.capture.places import Head, Place
+from tracehooks.capture.recorder import Drained
+from tracehooks.capture.rows import Resolved
+from tracehooks.capture.watch import Seen, l2_norm
 from tracehooks.core.records import FirstNonFinite
+from tracehooks.stats import NAN, NEGINF, POSINF
 
 GRADIENTS = ("gradient", "gradient_local")
 MAY_BE_MASKED = ("input", "forward", "buffer", "probe", "optimizer")
@@ -31,31 +33,34 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
         scaled: a GradScaler is at work: gradients that overflow are its business, not a finding.
     """
     found: list[tuple[tuple[int, ...], Site, FirstNonFinite]] = []
-    for i, (row, bad) in enumerate(zip(drained.rows, _bad(drained, scaled), strict=True)):
-        if bad:
-            place = row.place
-            late = not (row.step == 0 and place.phase == "parameter")
-            seen = place.phase, place.module, place.slot, row.training
-            found.append(((late, row.step, row.seq), seen, _of_row(row, _statistics(i, drained))))
-    for sum_ in drained.watched:
-        if _watched_bad(sum_, scaled):
-            site = sum_.place.phase, sum_.place.module, sum_.place.slot, sum_.training
-            found.append(((True, sum_.step, sum_.seq), site, _of_watched(sum_)))
+    rows = drained.rows
+    for i in map(int, np.flatnonzero(_bad(rows, scaled))):
+        head = rows.head_of(i)
+        place, step = head.place, int(rows.steps[i])
+        late = not (step == 0 and place.phase == "parameter")
+        site = place.phase, place.module, place.slot, head.training
+        found.append(((late, step, int(rows.seqs[i])), site, _of_row(rows, i)))
+    for seen in drained.watched:
+        if _watched_bad(seen, scaled):
+            site = seen.place.phase, seen.place.module, seen.place.slot, seen.training
+            found.append(((True, seen.step, seen.seq), site, _of_watched(seen)))
     for seq, step, name, value in drained.scalars:
         if name == "loss" and not math.isfinite(value):
             found.append(((True, step, seq), ("loss", "", "", True), _of_loss(step, value)))
-    yield from ((seen, first) for _, seen, first in sorted(found, key=lambda entry: entry[0]))
+        if name == "ema/distance" and not math.isfinite(value):
+            found.append(((True, step, seq), ("ema", "", "", True), _of_average(step, value)))
+    yield from ((site, first) for _, site, first in sorted(found, key=lambda entry: entry[0]))
 
 
 def root_outputs(drained: Drained, step: int) -> dict[tuple[int, str], bool]:
-    """Of each recorded output of the root in a step, by (micro, slot), whether it is not finite."""
-    columns = drained.columns
-    bad = columns["nan"] + columns["posinf"] + columns["neginf"]
-    return {
-        (row.place.micro, row.place.slot): bool(bad[i])
-        for i, row in enumerate(drained.rows)
-        if row.place.phase == "forward" and row.place.module == "" and row.step == step and not row.place.recompute
-    }
+    """Of each output of the root in a step, by (micro, slot), whether it is not finite."""
+    rows = drained.rows
+    chosen = rows.that(lambda head: head.place[:2] == ("forward", "") and not head.place.recompute) & (
+        rows.steps == step
+    )
+    bad = rows.nonfinite()
+    places = ((rows.head_of(i).place, bool(bad[i])) for i in map(int, np.flatnonzero(chosen)))
+    return drained.watched_outputs | {(place.micro, place.slot): found for place, found in places}
 
 
 def skipped_steps(drained: Drained) -> list[int]:
@@ -65,51 +70,46 @@ def skipped_steps(drained: Drained) -> list[int]:
 
 def gradient_norm(drained: Drained) -> float | None:
     """L2 norm over all parameter gradients of a flush; NaN or inf when one holds such; None when there is none."""
-    chosen = np.array([row.place.phase in GRADIENTS for row in drained.rows], dtype=np.bool_)
+    chosen = drained.rows.that(_of_gradient)
     if not chosen.any():
         return None
-    columns = {name: drained.columns[name][chosen] for name in ("count", "nan", "posinf", "neginf", "rms")}
-    if columns["nan"].any():
-        return math.nan
-    infinite = columns["posinf"] + columns["neginf"]
-    if infinite.any():
-        return math.inf
-    squares = np.nan_to_num(columns["rms"].astype(np.float64)) ** 2 * columns["count"]
-    return float(np.sqrt(squares.sum()))
+    return l2_norm({name: drained.rows.columns[name][chosen] for name in ("count", "nan", "posinf", "neginf", "rms")})
+
+
+def _of_gradient(head: Head) -> bool:
+    return head.place.phase in GRADIENTS
 
 
 def _watched_bad(seen: Seen, scaled: bool) -> bool:
     if scaled and seen.place.phase in ("backward", *GRADIENTS):
         return False
-    return not (seen.value == -math.inf and seen.place.phase in MAY_BE_MASKED)
+    return not (seen.kinds == NEGINF and seen.place.phase in MAY_BE_MASKED)
 
 
 def _of_watched(seen: Seen) -> FirstNonFinite:
-    value = "nan" if math.isnan(seen.value) else "inf" if seen.value > 0 else "-inf"
+    value = "nan" if seen.kinds & NAN else "inf" if seen.kinds & POSINF else "-inf"
     return _of(seen.step, seen.place, seen.training, value, None)
 
 
-def _bad(drained: Drained, scaled: bool) -> NDArray[np.bool_]:
-    phases = [row.place.phase for row in drained.rows]
-    alarming = (drained.columns["nan"] > 0) | (drained.columns["posinf"] > 0)
-    strict = np.array([phase not in MAY_BE_MASKED for phase in phases], dtype=np.bool_)
-    alarming |= (drained.columns["neginf"] > 0) & strict
+def _bad(rows: Resolved, scaled: bool) -> NDArray[np.bool_]:
+    columns = rows.columns
+    alarming = (columns["nan"] > 0) | (columns["posinf"] > 0) | (columns["neginf"] > 0)
+    if alarming.any():
+        masked = (columns["nan"] == 0) & (columns["posinf"] == 0)
+        alarming &= ~(masked & rows.that(lambda head: head.place.phase in MAY_BE_MASKED))
     if scaled:
-        alarming &= np.array([phase not in ("backward", *GRADIENTS) for phase in phases], dtype=np.bool_)
+        alarming &= ~rows.that(lambda head: head.place.phase in ("backward", *GRADIENTS))
     return np.asarray(alarming, dtype=np.bool_)
 
 
-def _statistics(i: int, drained: Drained) -> dict[str, Any]:
-    row = drained.rows[i]
+def _of_row(rows: Resolved, i: int) -> FirstNonFinite:
+    head = rows.head_of(i)
     names = ("count", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "rms", "absmax")
-    values = {name: drained.columns[name][i].item() for name in names}
+    values = {name: rows.columns[name][i].item() for name in names}
     finite = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
-    return {"slot": row.place.slot, "dtype": row.dtype, "shape": list(row.shape), **finite}
-
-
-def _of_row(row: Row, statistics: dict[str, Any]) -> FirstNonFinite:
+    statistics = {"slot": head.place.slot, "dtype": head.dtype, "shape": list(head.shape), **finite}
     value = "nan" if statistics["nan"] else "inf" if statistics["posinf"] else "-inf"
-    return _of(row.step, row.place, row.training, value, statistics)
+    return _of(int(rows.steps[i]), head.place, head.training, value, statistics)
 
 
 def _of(step: int, place: Place, training: bool, value: str, statistics: dict[str, Any] | None) -> FirstNonFinite:
@@ -153,12 +153,13 @@ def _of_loss(step: int, value: float) -> FirstNonFinite:
     return FirstNonFinite(step=step, phase="loss", module=None, value=kind, message=message)
 
 
+def _of_average(step: int, distance: float) -> FirstNonFinite:
+    kind = "nan" if math.isnan(distance) else "inf"
+    message = f"first non-finite value, step {step}, update, the moving average of the model: {kind}"
+    return FirstNonFinite(step=step, phase="update", module=None, value=kind, message=message)
+
+
 def any_nonfinite_gradient(drained: Drained) -> bool:
     """Whether a parameter gradient of this flush holds a NaN or an infinity."""
-    return _any(drained, GRADIENTS)
-
-
-def _any(drained: Drained, phases: Iterable[str]) -> bool:
-    chosen = np.array([row.place.phase in phases for row in drained.rows], dtype=np.bool_)
-    bad = drained.columns["nan"] + drained.columns["posinf"] + drained.columns["neginf"]
-    return bool((np.asarray(bad)[chosen] > 0).any())
+    seen = any(seen.place.phase in GRADIENTS for seen in drained.watched)
+    return seen or bool((drained.rows.nonfinite()[drained.rows.that(_of_gradient)] > 0).any())

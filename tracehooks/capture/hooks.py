@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tracehooks.capture.places import Place
+
 if TYPE_CHECKING:
     from tracehooks.capture.session import Session
 
@@ -42,15 +44,28 @@ class Hook:
 class OutputHook(Hook):
     """Forward hook of one module: its outputs, and the gradients that will reach them."""
 
-    __slots__ = ("path", "type")
+    __slots__ = ("path", "sites", "type")
 
     def __init__(self, session: Session, path: str, module: nn.Module) -> None:
         super().__init__(session)
         self.path, self.type = path, type(module).__name__
+        self.sites: dict[tuple[str, int, int, bool], tuple[Place, GradientHook]] = {}
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self.session.live:
-            self.session.module_returned(self.path, self.type, output)
+        session = self.session
+        if session.live and not torch.compiler.is_compiling():
+            session.module_returned(self, output)
+
+    def site(self, slot: str, call: int, micro: int, recompute: bool) -> tuple[Place, GradientHook]:
+        """Where a tensor of this module is seen, and the hook for its gradient: made once."""
+        key = slot, call, micro, recompute
+        known = self.sites.get(key)
+        if known is None:
+            place = Place("forward", self.path, self.type, *key)
+            known = place, GradientHook(self.session, place._replace(phase="backward"))
+            if place.returns:
+                self.sites[key] = known
+        return known
 
 
 class InputHook(Hook):
@@ -123,22 +138,19 @@ class SharedPassHook(Hook):
 
 
 class GradientHook(Hook):
-    """Tensor hook of one forward row: d loss / d tensor. It holds the row's place, never the tensor."""
+    """Tensor hook for d loss / d tensor of one site. It holds the site, never the tensor."""
 
     __torch_unserializable__ = True  # torch.save drops it without a warning
-    __slots__ = ("call", "micro", "path", "recompute", "slot", "type")
+    __slots__ = ("place",)
 
-    def __init__(
-        self, session: Session, path: str, type: str, slot: str, call: int, micro: int, recompute: bool
-    ) -> None:
+    def __init__(self, session: Session, place: Place) -> None:
         super().__init__(session)
-        self.path, self.type, self.slot = path, type, slot
-        self.call, self.micro, self.recompute = call, micro, recompute
+        self.place = place
 
     def __call__(self, gradient: Tensor | None) -> None:
         # None comes where a custom function sends nothing back
         if gradient is not None and not torch.compiler.is_compiling():
-            self.session.gradient_arrived(self, gradient)
+            self.session.gradient_arrived(self.place, gradient)
 
 
 class BackwardSeen(Hook):
@@ -162,16 +174,16 @@ class TensorHooks:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._leaves: dict[tuple[object, ...], RemovableHandle] = {}
+        self._leaves: dict[tuple[int, object], RemovableHandle] = {}
         self._sweep_at = 1024
 
     def add(self, tensor: Tensor, hook: GradientHook | BackwardSeen) -> None:
         """Hook a tensor that requires a gradient."""
         # reading grad_fn first brings a stale view's node up to date; without it register_hook can crash the process
-        _ = tensor.grad_fn
+        leaf = tensor.grad_fn is None
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        if tensor.is_leaf:  # it lives on: one hook for each row of it, the latest
-            key = id(tensor), type(hook), hook.slot, getattr(hook, "path", None), getattr(hook, "call", None)
+        if leaf:  # it lives on: one hook for each row of it, the latest
+            key = id(tensor), hook.place[1:5] if isinstance(hook, GradientHook) else hook.slot
             if key in self._leaves:
                 self._leaves[key].remove()
             self._leaves[key] = handle

@@ -46,3 +46,9 @@ class Losses:
             self._recorder.scalar("loss", self._candidate, micro)
         self._candidate = None
         return self.reached
+
+    def left(self, loss: float | None, micro: int) -> bool:
+        """A loss that the user saw not to be finite and never called backward on, if there is one. Whether there is."""
+        if loss is not None:
+            self._recorder.scalar("loss", loss, micro)
+        return loss is not None

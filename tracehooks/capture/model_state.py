@@ -12,9 +12,10 @@ from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import optimizers, torch_internals
 from tracehooks.capture.optimizers import Optimizers
-from tracehooks.capture.parameters import Census, Held, UpdateProbe, held_parameters
+from tracehooks.capture.parameters import Census, Held, held_parameters
 from tracehooks.capture.places import Place
 from tracehooks.capture.recorder import Recorder
+from tracehooks.capture.updates import UpdateProbe
 from tracehooks.core.config import Config
 from tracehooks.core.names import canonical
 
@@ -30,6 +31,7 @@ class ModelState:
         self.census = Census(root)
         self.optimizers = Optimizers(self.census.parameters)
         self._probe = UpdateProbe()
+        self._known_places: dict[tuple[str, str, str], Place] = {}
         self._recorded: set[tuple[str, int]] = set()
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
@@ -77,50 +79,40 @@ class ModelState:
         if "parameters" not in self._wants:
             return
         for phase, group in (("parameter", self.census.parameters), ("buffer", self.census.buffers)):
-            for held in self._unrecorded(phase, group):
-                self._recorder.tensor(held.tensor, _place(phase, held))
+            now = list(self._unrecorded(phase, group))
+            self._recorder.tensors([held.tensor for held in now], self._places(phase, now))
 
     def record_gradients(self, phase: str, optimizer: Optimizer | None = None) -> None:
         """Gradients of the parameters that an optimizer holds, and of those that no known optimizer does; of all
         without one. A parameter without a gradient has no row."""
         if "gradients" not in self._wants:
             return
-        scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
-        for held in self._unrecorded(phase, self._of(optimizer)):
-            gradient = held.tensor.grad
-            if gradient is not None:
-                self._recorder.tensor(optimizers.unscaled(gradient, scale), _place(phase, held))
+        held, gradients = self._gradients(phase, optimizer)
+        self._recorder.tensors(gradients, self._places(phase, held))
 
     def watch_gradients(self, optimizer: Optimizer | None) -> None:
         """Watch gradients in a step that records none."""
-        scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
-        found = [held for held in self._unrecorded("gradient", self._of(optimizer)) if held.tensor.grad is not None]
-        gradients = [optimizers.unscaled(held.tensor.grad, scale) for held in found if held.tensor.grad is not None]
-        self._recorder.watch_gradients(gradients, [_place("gradient", held) for held in found])
+        held, gradients = self._gradients("gradient", optimizer)
+        self._recorder.watch_gradients(gradients, self._places("gradient", held))
 
     def watch_results(self, optimizer: Optimizer) -> None:
         """Watch what a step that records none left: the parameters it changed, and buffers."""
-        own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
-        for held in self.census.parameters:
-            if id(held.tensor) in own:
-                self._recorder.tensor(held.tensor, _place("update", held))
-        for held in self.census.buffers:
-            self._recorder.tensor(held.tensor, _place("buffer", held))
+        for phase, group in (("update", self._held_by(optimizer)), ("buffer", self.census.buffers)):
+            self._recorder.tensors([held.tensor for held in group], self._places(phase, group))
 
     def look(self, optimizer: Optimizer) -> None:
         """Remember values before the step, to tell what it did."""
         if "updates" in self._wants:
-            own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
-            self._probe.look(held for held in self.census.parameters if id(held.tensor) in own)
+            self._probe.look(self._held_by(optimizer))
 
     def record_updates(self, optimizer: Optimizer) -> None:
         """What the step did, and the optimizer's state if asked for."""
-        for held, change in self._probe.changes():
-            self._recorder.tensor(change, _place("update", held), shape=held.tensor.shape, dtype=held.tensor.dtype)
+        changed, changes = self._probe.changes()
+        self._recorder.tensors(changes, self._places("update", changed), [held.tensor for held in changed])
         if "optimizer_state" in self._wants:
             for held in self.census.parameters:
                 for slot, tensor in optimizers.state_tensors(optimizer, held):
-                    self._recorder.tensor(tensor, _place("optimizer", held)._replace(slot=slot))
+                    self._recorder.tensor(tensor, self._place("optimizer", held)._replace(slot=slot))
 
     def record_settings(self, optimizer: Optimizer) -> None:
         """Learning rates, numbered over the groups of all optimizers."""
@@ -170,16 +162,31 @@ class ModelState:
         others = self.optimizers.held() - own
         return [held for held in self.census.parameters if id(held.tensor) not in others]
 
+    def _held_by(self, optimizer: Optimizer) -> list[Held]:
+        own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
+        return [held for held in self.census.parameters if id(held.tensor) in own]
+
+    def _gradients(self, phase: str, optimizer: Optimizer | None) -> tuple[list[Held], list[Tensor]]:
+        scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
+        held = [one for one in self._unrecorded(phase, self._of(optimizer)) if one.tensor.grad is not None]
+        return held, [optimizers.unscaled(one.tensor.grad, scale) for one in held if one.tensor.grad is not None]
+
+    def _places(self, phase: str, group: Iterable[Held]) -> list[Place]:
+        return [self._place(phase, held) for held in group]
+
+    def _place(self, phase: str, held: Held) -> Place:
+        key = phase, held.module, held.slot
+        place = self._known_places.get(key)
+        if place is None:
+            place = self._known_places[key] = Place(phase, held.module, held.type, held.slot)
+        return place
+
     def _unrecorded(self, phase: str, group: Iterable[Held]) -> Iterator[Held]:
         for held in group:
             key = phase, id(held.tensor)
             if key not in self._recorded and not (phase == "gradient" and held.tensor.grad is None):
                 self._recorded.add(key)
                 yield held
-
-
-def _place(phase: str, held: Held) -> Place:
-    return Place(phase, held.module, held.type, held.slot)
 
 
 def _norm(parts: Iterable[Tensor]) -> Tensor:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from tracehooks.capture import torch_internals
 from tracehooks.capture.select import named_modules
 from tracehooks.core.names import canonical
-
-EXACT_BELOW = 65_536
-"""Parameters of at most this many elements are copied whole to tell their update; of larger ones a sample is."""
-SAMPLE = 4_096
-"""Elements sampled from a larger parameter: the norm of its update is known to about 1/sqrt(2·4096) = 1 %."""
 
 
 class Held(NamedTuple):
@@ -89,48 +82,3 @@ class Census:
     def names(self) -> dict[str, int]:
         """Identity of each parameter by name."""
         return {held.name: id(held.tensor) for held in self.parameters}
-
-
-class UpdateProbe:
-    """What an optimizer step does to parameters, without a copy of every weight.
-
-    Small parameters are copied, large ones sampled at fixed, evenly spread, pseudo-random positions; the positions are
-    drawn from a generator of our own, so the run's random state is not touched.
-    """
-
-    def __init__(self) -> None:
-        self._positions: dict[tuple[int, torch.device], Tensor] = {}
-        self._before: list[tuple[Held, Tensor]] = []
-
-    def look(self, held: Iterable[Held]) -> None:
-        """Remember the values before the step."""
-        with torch.no_grad():
-            self._before = [(entry, taken) for entry in held if (taken := self._take(entry.tensor, True)) is not None]
-
-    def changes(self) -> Iterator[tuple[Held, Tensor]]:
-        """After the step: each parameter and the change of its (sampled) elements, float64, 1-D."""
-        before, self._before = self._before, []
-        with torch.no_grad():
-            for entry, old in before:
-                new = self._take(entry.tensor, False)
-                if new is not None and new.shape == old.shape:
-                    yield entry, new.to(torch.float64) - old.to(torch.float64)
-
-    def _take(self, parameter: Tensor, keep: bool) -> Tensor | None:
-        values = torch_internals.unwrapped(parameter)
-        if values is None or values.layout != torch.strided:
-            return None
-        values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
-        if values.numel() <= EXACT_BELOW:
-            flat = values.reshape(-1)
-            return flat.clone() if keep and flat.data_ptr() == values.data_ptr() else flat
-        return torch.take(values, self._at(values.numel(), values.device))
-
-    def _at(self, count: int, device: torch.device) -> Tensor:
-        """``SAMPLE`` ascending positions, one in each of as many equal stretches."""
-        if (count, device) not in self._positions:
-            generator = torch.Generator().manual_seed(0)
-            edges = torch.arange(SAMPLE, dtype=torch.float64) * (count / SAMPLE)
-            jitter = torch.rand(SAMPLE, generator=generator, dtype=torch.float64) * (count / SAMPLE)
-            self._positions[count, device] = (edges + jitter).to(torch.int64).clamp(max=count - 1).to(device)
-        return self._positions[count, device]

@@ -9,54 +9,43 @@ from __future__ import annotations
 import itertools
 import json
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
+from tracehooks.capture.measured import Measured
 from tracehooks.capture.packing import Packing
-from tracehooks.capture.places import Place
+from tracehooks.capture.places import Head, Place
+from tracehooks.capture.rows import Resolved, Rows
 from tracehooks.capture.watch import Seen, Watch
 from tracehooks.core.records import Batch
 from tracehooks.stats.masks import summarize_mask, unpack_masks
 
-Array = NDArray[Any]
-
+FULL = 50_000
+"""Rows kept in memory at most before they go to the sink in the middle of a step."""
+MAX_HEADS = 100_000
+"""Heads of rows that are remembered at most."""
 
 Pending = tuple[int, int, int, int, str, float | Tensor]
 """A scalar on its way: step, micro, time_ns, seq, name, value."""
-
-
-class Row(NamedTuple):
-    """A tensors row whose numbers are still packed."""
-
-    step: int
-    time_ns: int
-    seq: int
-    place: Place
-    dtype: str
-    device: str
-    shape: tuple[int, ...]
-    packed: int
-    training: bool
 
 
 class Drained(NamedTuple):
     """What one flush takes out of the recorder."""
 
     batches: list[Batch]
-    rows: list[Row]
-    columns: dict[str, Array]
+    rows: Resolved
     scalars: list[tuple[int, int, str, float]]
     """(seq, step, name, value)."""
     watched: list[Seen]
-    """Tensors of steps that record none, whose sum is not finite."""
+    """Tensors of steps that record none, which are not finite."""
+    watched_outputs: dict[tuple[int, str], bool]
+    """Of the root's outputs in such steps, by (micro, slot), whether they are not finite."""
 
 
 class Recorder:
@@ -71,64 +60,73 @@ class Recorder:
         self.training = True
         """Whether the forward pass under way computes gradients: kept with each row, not written."""
         self._seq = itertools.count()
-        self._rows: list[Row] = []
+        self._rows = Rows()
         self._packing = Packing(spec)
         self._scalars: list[Pending] = []
         self._masks: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
         self._events: list[tuple[Any, ...]] = []
-        self._last: tuple[weakref.ref[Tensor], int, int] | None = None
-        self._outputs: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._names: dict[object, str] = {}
+        self._measured = Measured()
+        self._heads: dict[tuple[Any, ...], Head] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def full(self) -> bool:
+        """Whether what is kept should go to the sink."""
+        return len(self._rows) > FULL
 
     def begin_step(self, step: int) -> None:
         """Number what follows as a new step."""
         self.step = step
         self._seq = itertools.count()
 
-    def tensor(
-        self, x: Tensor, place: Place, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
-    ) -> None:
-        """Measure a tensor. ``shape`` and ``dtype`` override what the row says, for a sample of a larger tensor."""
+    def tensor(self, x: Tensor, place: Place) -> None:
+        """Measure a tensor."""
         if self.only_watching:
-            self.watch.tensor(x, place, self.step, next(self._seq), self.training)
+            self.watch.tensor(x, place, (self.step, next(self._seq), self.training))
             return
         values = torch_internals.unwrapped(x)
         if values is None or not stats.measurable(values):
             return
-        if place.phase == "forward":
-            self._outputs[id(values)] = weakref.ref(values), _version(values)
-        self._rows.append(
-            Row(
-                self.step,
-                time.time_ns(),
-                next(self._seq),
-                place,
-                self._name(dtype or values.dtype),
-                self._name(values.device),
-                torch_internals.sizes(values) if shape is None else tuple(shape),
-                self._measure(values),
-                self.training,
-            )
-        )
+        known, returned = self._measured.find(values), place.phase == "forward"
+        number = self._packing.measure(values) if known is None else known.number
+        if known is None or (returned and not known.returned):
+            self._measured.add(values, number, returned)
+        self._rows.add(self._head(values, place), self.step, next(self._seq), number)
+
+    def tensors(
+        self, tensors: Sequence[Tensor], places: Sequence[Place], shown: Sequence[Tensor] | None = None
+    ) -> None:
+        """Measure many tensors in one call. ``shown``: tensors whose dtype and shape the rows say instead of theirs, for
+        samples of larger ones."""
+        if self.only_watching:
+            self.watch.tensors(tensors, places, (self.step, next(self._seq), self.training))
+            return
+        kept = []
+        for x, place, like in zip(tensors, places, tensors if shown is None else shown, strict=True):
+            values, named = torch_internals.unwrapped(x), torch_internals.unwrapped(like)
+            if values is not None and named is not None and stats.measurable(values):
+                kept.append((values, self._head(named, place)))
+        for (_, head), number in zip(kept, self._packing.measure_many([values for values, _ in kept]), strict=True):
+            self._rows.add(head, self.step, next(self._seq), number)
 
     def watch_gradients(self, gradients: Sequence[Tensor], places: Sequence[Place]) -> None:
         """Watch parameter gradients all at once; their norm is the scalar grad_norm."""
-        norm = self.watch.norms(gradients, places, self.step, next(self._seq))
+        norm = self.watch.norms(gradients, places, (self.step, next(self._seq), self.training))
         if norm is not None:
             self.scalar("grad_norm", norm)
 
     def begin_pass(self) -> None:
-        """A forward pass begins: outputs of the last one are forgotten."""
-        self._outputs.clear()
+        """A forward pass begins: what was measured before may have changed unseen."""
+        self._measured.forget()
 
     def returned(self, x: Tensor) -> bool:
         """Whether this tensor, unchanged since, is a module's output that was measured in this forward pass."""
-        known = self._outputs.get(id(x))
-        return known is not None and known[0]() is x and known[1] == _version(x)
+        values = torch_internals.unwrapped(x)
+        known = None if values is None else self._measured.find(values)
+        return known is not None and known.returned
 
     def scalar(self, name: str, value: float | Tensor, micro: int = 0, step: int | None = None) -> None:
         """A number; a 0-dim tensor is read at the next flush."""
@@ -182,13 +180,12 @@ class Recorder:
 
     def drain(self) -> Drained:
         """Take everything out, as batches, and forget it. Waits for the device once."""
-        rows, self._rows = self._rows, []
-        self._last = None
-        matrix = self._packing.gather([row.packed for row in rows])
-        columns: dict[str, Any] = stats.unpack(matrix, self.spec)
+        waiting, self._rows = self._rows, Rows()
+        self._measured.forget()
+        rows = waiting.resolved(stats.unpack(self._packing.gather(waiting.packed), self.spec))
         scalars = _resolved(self._scalars)
         batches = [
-            _tensors(rows, columns),
+            rows.batch(),
             _scalars(scalars),
             _masks(self._masks),
             _samples(self._samples),
@@ -196,54 +193,28 @@ class Recorder:
         ]
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
         named = [(seq, step, name, value) for step, _, _, seq, name, value in scalars]
-        return Drained([batch for batch in batches if len(batch)], rows, columns, named, self.watch.drain())
+        seen, outputs = self.watch.drain(), self.watch.drain_outputs()
+        return Drained([batch for batch in batches if len(batch)], rows, named, seen, outputs)
 
-    def _measure(self, x: Tensor) -> int:
-        """Index of the packed statistics; a tensor that was just measured and not changed since is not read again."""
-        version = _version(x)
-        if self._last is not None and version >= 0 and self._last[0]() is x and self._last[1] == version:
-            return self._last[2]
-        number = self._packing.measure(x)
-        self._last = (weakref.ref(x), version, number)
-        return number
-
-    def _name(self, what: object) -> str:
-        name = self._names.get(what)
-        if name is None:
-            name = self._names[what] = str(what).removeprefix("torch.")
-        return name
+    def _head(self, x: Tensor, place: Place) -> Head:
+        """The head of a tensor's row, made once."""
+        if x.layout is not torch.strided or x.is_nested or not place.returns:
+            return _new_head(x, place, self.training)
+        key = place, x.dtype, x.shape, x.device, self.training
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= MAX_HEADS:  # shapes that never repeat
+                self._heads.clear()
+            head = self._heads[key] = _new_head(x, place, self.training)
+        return head
 
 
-def _version(x: Tensor) -> int:
-    """Counts changes in place; -1 where torch does not count them."""
-    return -1 if x.is_inference() else x._version
+def _new_head(x: Tensor, place: Place, training: bool) -> Head:
+    return Head(place, str(x.dtype).removeprefix("torch."), str(x.device), torch_internals.sizes(x), training)
 
 
 def _resolved(scalars: Iterable[Pending]) -> list[tuple[int, int, int, int, str, float]]:
     return [(*head, float(value)) for *head, value in scalars]  # type: ignore[misc]
-
-
-def _tensors(rows: list[Row], columns: dict[str, Any]) -> Batch:
-    places = [row.place for row in rows]
-    return Batch(
-        "tensors",
-        {
-            "step": np.array([row.step for row in rows], dtype=np.int64),
-            "micro": np.array([place.micro for place in places], dtype=np.int32),
-            "time_ns": np.array([row.time_ns for row in rows], dtype=np.int64),
-            "seq": np.array([row.seq for row in rows], dtype=np.int64),
-            "phase": [place.phase for place in places],
-            "module": [place.module for place in places],
-            "type": [place.type for place in places],
-            "slot": [place.slot for place in places],
-            "call": np.array([place.call for place in places], dtype=np.int32),
-            "recompute": np.array([place.recompute for place in places], dtype=np.bool_),
-            "dtype": [row.dtype for row in rows],
-            "device": [row.device for row in rows],
-            "shape": [row.shape for row in rows],
-            **columns,
-        },
-    )
 
 
 def _scalars(rows: list[tuple[int, int, int, int, str, float]]) -> Batch:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import torch_internals
-from tracehooks.capture.clock import Clock
-from tracehooks.capture.edge import edge, outer_edge
-from tracehooks.capture.hooks import BackwardSeen, GradientHook, TensorHooks
+from tracehooks.capture.budget import Budget
+from tracehooks.capture.clock import Clock, scalars_of
+from tracehooks.capture.edge import edge, outer_edge, swift_edge
+from tracehooks.capture.hooks import BackwardSeen, OutputHook, TensorHooks
 from tracehooks.capture.inputs import Inputs
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.losses import Losses
@@ -31,9 +32,6 @@ from tracehooks.core.config import Config
 from tracehooks.core.errors import NonFiniteError
 from tracehooks.core.records import FirstNonFinite, Locator, Sink
 from tracehooks.stats import Spec
-
-FLUSH_ROWS = 50_000
-"""Rows kept in memory at most before they go to the sink in the middle of a step."""
 
 
 class Session:
@@ -62,9 +60,10 @@ class Session:
         self.state = ModelState(root, config, self.recorder, ema)
         self.inputs = Inputs(self.recorder, config)
         self.steps = Steps(self.state.optimizers.any, first_step)
-        self.clock = Clock()
+        self.clock, self.budget = Clock(), Budget(config.budget, config.every)
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
+        self._wants_outputs, self._wants_gradients = (kind in config.record for kind in ("outputs", "output_grads"))
         self.paused = False
         self.passes, self.tensor_hooks = Passes(), TensorHooks()
         self._backward_depth = self._batch = 0
@@ -82,6 +81,7 @@ class Session:
             self._meet(optimizer)
         SWITCHBOARD.connect(self)
         self.recorder.begin_step(self.steps.step)
+        self._chosen = self.budget.records(self.steps.step)
         self._select_step()
 
     def close(self, status: str = "closed") -> None:
@@ -106,6 +106,7 @@ class Session:
 
     @edge
     def _last_words(self) -> None:
+        self.losses.left(self._locator.loss_left(), self.steps.micro)
         self._end_of_step()
         self._flush()
 
@@ -146,7 +147,7 @@ class Session:
 
     @outer_edge
     def comes_next(self, what: str) -> None:
-        """A pass, backward, an optimizer or close comes next."""
+        """``what`` comes next: a pass, backward, what is done to gradients, an optimizer or close."""
         self._locator.comes_next(what)
 
     @edge
@@ -157,27 +158,29 @@ class Session:
             return
         self.inputs.of_module(path, module, arguments, self.passes.coming_call(path), self.steps.micro)
 
-    @edge
-    def module_returned(self, path: str, type: str, output: Any) -> None:
+    @swift_edge
+    def module_returned(self, hook: OutputHook, output: Any) -> None:
         """A module returned: its outputs, and hooks for their gradients."""
         recompute = torch_internals.graph_task_id() != -1
         if torch_internals.tracing():
             return
         if not self.passes.depth and not recompute:
-            self._orphan_returned(path, output)
+            self._orphan_returned(hook.path, output)
         if not self.live:
             return
-        call = self.passes.next_call(path, recompute)
-        micro = self.steps.micro
-        grad = self.recording and "output_grads" in self.config.record and torch.is_grad_enabled()
-        for slot, tensor in leaves(output, "output"):
-            if "outputs" in self.config.record:
-                self.recorder.tensor(tensor, Place("forward", path, type, slot, call, micro, recompute))
+        call = self.passes.next_call(hook.path, recompute)
+        grad = self._wants_gradients and self.recording and torch.is_grad_enabled()
+        for slot, tensor in (("output", output),) if type(output) is Tensor else leaves(output, "output"):
+            place, gradient_hook = hook.site(slot, call, self.steps.micro, recompute)
+            if self._wants_outputs:
+                self.recorder.tensor(tensor, place)
             if grad and tensor.requires_grad:
-                self.tensor_hooks.add(tensor, GradientHook(self, path, type, slot, call, micro, recompute))
+                self.tensor_hooks.add(tensor, gradient_hook)
 
     def _begin_pass(self, opener: str | None = None) -> None:
         training = torch.is_grad_enabled()
+        if training and self.losses.left(self._locator.loss_left(), self.steps.micro):
+            self._flush()
         if training and self.steps.next_is_new:
             self._end_of_step()
             if len(self.recorder):
@@ -191,7 +194,7 @@ class Session:
         self.passes.begin(training, opener)
         if self.recording and self.state.outdated():
             self._rewire()
-        if len(self.recorder) > FLUSH_ROWS:
+        if self.recorder.full:
             self._flush()
 
     def _orphan_returned(self, path: str, output: Any) -> None:
@@ -205,12 +208,11 @@ class Session:
 
     # ---- backward
 
-    @edge
-    def gradient_arrived(self, hook: GradientHook, gradient: Tensor) -> None:
+    @swift_edge
+    def gradient_arrived(self, place: Place, gradient: Tensor) -> None:
         """The gradient of a forward row."""
         self._backward_reached()
         if self.recording:
-            place = Place("backward", hook.path, hook.type, hook.slot, hook.call, hook.micro, hook.recompute)
             self.recorder.tensor(gradient, place)
 
     @edge
@@ -388,11 +390,12 @@ class Session:
         self.recorder.begin_step(self.steps.step)
         self.state.begin_step()
         self._locator.step_begins()
+        self._chosen = self.budget.records(self.steps.step)
         self._select_step()
 
     def _select_step(self) -> None:
         self.live = not (self.paused or self.outbox.stopped or self.closed)
-        self.recording = self.live and self.config.records(self.steps.step)
+        self.recording = self.live and self._chosen
         self.recorder.only_watching = not self.recording
 
     def _end_of_step(self, step: int | None = None) -> None:
@@ -400,20 +403,18 @@ class Session:
         spent = self.clock.lap()
         if not spent:
             return
-        for phase in ("data", "forward", "backward", "optimizer", "step"):
-            if phase in spent:
-                self.recorder.scalar(f"time/{phase}", spent[phase], step=step)
-        if spent["step"] > 0:
-            self.recorder.scalar("overhead", spent.get("recording", 0.0) / spent["step"], step=step)
-            if self._batch:
-                self.recorder.scalar("samples_per_second", self._batch / spent["step"], step=step)
+        for name, value in scalars_of(spent, self._batch):
+            self.recorder.scalar(name, value, step=step)
+        notice = self.budget.step_ended(self.recording, spent.get("recording", 0.0), spent["step"])
+        if notice is not None:
+            self.recorder.event(*notice)
         self._batch = 0
         if self.recording:
             self.state.record_ema(step)
 
     def _rewire(self) -> None:
-        for kind, severity, message, details in self.state.take_census(set(self.wiring.paths)):
-            self.recorder.event(kind, severity, message, details)
+        for notice in self.state.take_census(set(self.wiring.paths)):
+            self.recorder.event(*notice)
         self.wiring.reconnect()
 
     # ---- flushing

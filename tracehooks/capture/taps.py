@@ -100,6 +100,7 @@ class Switchboard:
         finally:
             for session in sessions:
                 session.backward_ends()
+                session.comes_next("gradients")
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for session in self.live():

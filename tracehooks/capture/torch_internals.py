@@ -40,6 +40,8 @@ _function_modes = _lookup(torch, "_C._len_torch_function_stack", lambda: 0)
 _tracing_state = _lookup(torch, "_C._get_tracing_state")
 _current_node = _lookup(torch, "_C._current_autograd_node")
 _next_sequence = _lookup(torch, "_C._autograd._get_sequence_nr", lambda: 0)
+_differences = _lookup(torch, "_foreach_sub", lambda new, old: [a - b for a, b in zip(new, old, strict=True)])
+_copies = _lookup(torch, "_foreach_copy_", lambda into, values: [a.copy_(b) for a, b in zip(into, values, strict=True)])
 _disable_function = _lookup(torch, "_C.DisableTorchFunction", contextlib.nullcontext)
 
 
@@ -168,6 +170,22 @@ def undisturbed() -> Iterator[None]:
 def modes_active() -> bool:
     """Whether dispatch modes or functorch levels are active: asked before `undisturbed`, which costs much more."""
     return bool(_dispatch_modes()) or _peek_interpreter() is not None
+
+
+def differences(new: list[Tensor], old: list[Tensor]) -> list[Tensor]:
+    """new - old, one tensor after another."""
+    return _differences(new, old) if new else []
+
+
+def copy_each(into: list[Tensor], values: list[Tensor]) -> None:
+    """Copy tensors, one after another."""
+    if into:
+        _copies(into, values)
+
+
+def anything_active() -> bool:
+    """Whether modes of any kind or functorch levels are active."""
+    return bool(_dispatch_modes() or _function_modes()) or _peek_interpreter() is not None
 
 
 def silence_backward(module: torch.nn.Module) -> None:

@@ -32,6 +32,9 @@ class Unlocated:
     def backward_ends(self) -> None:
         """Nothing watched."""
 
+    def loss_left(self) -> float | None:
+        """None watched."""
+
     def update_begins(self, optimizer: Any) -> None:
         """Nothing to keep."""
 

@@ -1,88 +1,164 @@
-"""The watch for non-finite values in steps that record no tensors: one number a tensor, read back with the flush.
+"""The watch for non-finite values in steps that record no tensors. It runs in every step: no op-level work, one reading of
+each tensor.
 
-A sum over a tensor is not finite when an element is not. It can also overflow where every element is finite; what the
-watch sees is therefore looked at again by the locator before it becomes a finding.
+In the processor's memory the kernel of `stats.nonfinite` says at once what a tensor holds. On a device a sum is kept and
+read back with the flush: it is not finite when an element is not. It can also overflow where every element is finite;
+what the watch sees is therefore looked at again by the locator before it becomes a finding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tracehooks import stats
 from tracehooks.capture import torch_internals
 from tracehooks.capture.places import Place
 
 
 class Seen(NamedTuple):
-    """A tensor whose sum is not finite."""
+    """A tensor that holds, or whose sum is, something not finite. ``kinds`` are the bits of `stats`."""
 
     step: int
     seq: int
     place: Place
     training: bool
-    value: float
+    kinds: int
+
+
+When = tuple[int, int, bool]
+"""Step, number in it, and whether the forward pass computes gradients."""
+
+_MOMENTS = stats.Spec(hash=False)
 
 
 class Watch:
-    """Sums of watched tensors since the last flush."""
+    """What was watched since the last flush."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[int, int, Place, bool]] = []
+        self._found: list[Seen] = []
+        self._places: list[tuple[When, Place]] = []
         self._sums: list[Tensor] = []
+        self._outputs: dict[tuple[int, str], bool] = {}
 
-    def tensor(self, x: Tensor, place: Place, step: int, seq: int, training: bool) -> None:
-        """Watch a floating tensor."""
+    def tensor(self, x: Tensor, place: Place, when: When) -> None:
+        """Watch a tensor."""
         values = torch_internals.unwrapped(x)
-        if values is None or not _summable(values):
+        if values is None or not _may_overflow(values):
             return
-        with torch.no_grad():
-            self._sums.append(_sum(values.detach()))
-        self._places.append((step, seq, place, training))
+        if not values.is_cpu:
+            self._sum(values, place, when)
+            return
+        kinds = stats.nonfinite((values,))
+        if kinds:
+            self._see(kinds, place, when)
+        if place.module == "" and place.phase == "forward" and not place.recompute:
+            self._outputs[place.micro, place.slot] = bool(kinds)
 
-    def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], step: int, seq: int) -> Tensor | None:
+    def tensors(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> None:
+        """Watch many tensors in one call."""
+        host = []
+        for x, place in zip(tensors, places, strict=True):
+            values = torch_internals.unwrapped(x)
+            if values is None or not _may_overflow(values):
+                continue
+            if values.is_cpu:
+                host.append((values, place))
+            else:
+                self._sum(values, place, when)
+        if host and stats.nonfinite([x for x, _ in host]):
+            for x, place in host:
+                if kinds := stats.nonfinite((x,)):
+                    self._see(kinds, place, when)
+
+    def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> Tensor | float | None:
         """Watch tensors by their L2 norms; the norm over all of them, None when there is none."""
-        values = [
-            (x, place)
-            for x, place in zip(map(torch_internals.unwrapped, tensors), places, strict=True)
-            if x is not None
-        ]
-        values = [(x.detach(), place) for x, place in values if _summable(x)]
-        if not values:
-            return None
-        with torch.no_grad():
-            norms = [
-                torch.linalg.vector_norm(x, dtype=torch.float32 if x.element_size() == 2 else None) for x, _ in values
-            ]
-            self._sums += norms
-            self._places += [(step, seq, place, True) for _, place in values]
-            together = torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms])
-            total: Tensor = torch.linalg.vector_norm(together)
+        host: list[tuple[Tensor, Place]] = []
+        squares: list[Tensor] = []
+        for x, place in zip(tensors, places, strict=True):
+            values = torch_internals.unwrapped(x)
+            if values is None or not _may_overflow(values):
+                continue
+            if values.is_cpu:
+                host.append((values, place))
+            elif values.layout is torch.strided:
+                with torch.no_grad():
+                    norm = torch.linalg.vector_norm(values.detach(), dtype=_wide_enough(values))
+                self._places.append((when, place))
+                self._sums.append(norm)
+                squares.append(norm.double().square())
+        total = self._norm_on_host(host, when) if host else None
+        if not squares:
             return total
+        on_device = torch.stack([square.to(squares[0].device) for square in squares]).sum()
+        return (on_device + (total or 0.0) ** 2).sqrt()
+
+    def drain_outputs(self) -> dict[tuple[int, str], bool]:
+        """Of each output of the root that was watched on the host, by (micro, slot), whether it is not finite."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
 
     def drain(self) -> list[Seen]:
         """What was not finite, in order; waits for the device once."""
-        places, self._places = self._places, []
-        sums, self._sums = self._sums, []
-        found = []
-        for where, value in zip(places, _read(sums), strict=True):
-            if not math.isfinite(value):
-                found.append(Seen(*where, value))
+        found, self._found = self._found, []
+        if self._sums:
+            places, self._places = self._places, []
+            sums, self._sums = self._sums, []
+            for ((step, seq, training), place), value in zip(places, _read(sums), strict=True):
+                if not math.isfinite(value):
+                    found.append(Seen(step, seq, place, training, _kinds(value)))
+            found.sort(key=lambda seen: seen[:2])
         return found
 
+    def _see(self, kinds: int, place: Place, when: When) -> None:
+        step, seq, training = when
+        self._found.append(Seen(step, seq, place, training, kinds))
 
-def _summable(x: Tensor) -> bool:
-    return x.is_floating_point() and x.layout == torch.strided and x.element_size() > 1 and x.numel() > 0
+    def _sum(self, x: Tensor, place: Place, when: When) -> None:
+        if x.layout is torch.strided:
+            with torch.no_grad():
+                self._sums.append(x.detach().sum(dtype=_wide_enough(x)))
+            self._places.append((when, place))
+
+    def _norm_on_host(self, pairs: Sequence[tuple[Tensor, Place]], when: When) -> float:
+        tensors, places = zip(*pairs, strict=True)
+        out = torch.empty((len(tensors), _MOMENTS.width), dtype=torch.int64, device="cpu")
+        columns: dict[str, Any] = stats.unpack(stats.summarize_many(tensors, _MOMENTS, out).numpy(), _MOMENTS)
+        if any(columns[name].any() for name in _KINDS):
+            for i, place in enumerate(places):
+                if kinds := sum(bit * bool(columns[name][i]) for name, bit in _KINDS.items()):
+                    self._see(kinds, place, when)
+        return l2_norm(columns)
 
 
-def _sum(x: Tensor) -> Tensor:
-    return x.sum(dtype=torch.float32 if x.element_size() == 2 else None)
+_KINDS = {"nan": stats.NAN, "posinf": stats.POSINF, "neginf": stats.NEGINF}
+
+
+def l2_norm(columns: Mapping[str, Any]) -> float:
+    """L2 norm over all the tensors of these rows; NaN or inf when one holds such."""
+    if columns["nan"].any():
+        return math.nan
+    if columns["posinf"].any() or columns["neginf"].any():
+        return math.inf
+    return float(np.sqrt((np.nan_to_num(columns["rms"]) ** 2 * columns["count"]).sum()))
+
+
+def _may_overflow(x: Tensor) -> bool:
+    return (x.is_floating_point() or x.is_complex()) and x.element_size() > 1 and x.numel() > 0
+
+
+def _wide_enough(x: Tensor) -> torch.dtype | None:
+    return torch.float32 if x.element_size() == 2 else None
+
+
+def _kinds(value: float) -> int:
+    return stats.NAN if math.isnan(value) else stats.POSINF if value > 0 else stats.NEGINF
 
 
 def _read(sums: list[Tensor]) -> list[float]:
-    if all(value.device.type == "cpu" for value in sums):
-        return [float(value) for value in sums]
-    return torch.stack([value.double() for value in sums]).tolist()
+    return torch.stack([value.double().to(sums[0].device) for value in sums]).tolist()

@@ -49,6 +49,9 @@ class Config:
     """The same, for modules to leave out."""
     every: int | Callable[[int], bool] = 1
     """Record tensors every n-th step, or where a predicate on the step's number says so; scalars every step."""
+    budget: float | None = None
+    """Largest share of a step's time that recording may take (0.02: 2 %): steps are recorded more rarely than `every` says
+    to keep it. The watch for non-finite values goes on in every step."""
     on_nonfinite: str = "locate"
     """record: note it and go on; locate: also say where; raise: NonFiniteError before the optimizer step; skip: drop
     the gradients of this step and go on."""
@@ -86,10 +89,6 @@ class Config:
             if name not in names:
                 raise UnknownNameError("option", name, names, where)
         return replace(self, **options)
-
-    def records(self, step: int) -> bool:
-        """Whether the tensors of this step are recorded."""
-        return bool(self.every(step)) if callable(self.every) else step % self.every == 0
 
     def to_json(self) -> dict[str, Any]:
         """As run.json holds it; predicates appear by their name."""
@@ -140,6 +139,11 @@ def _parsed(name: str, text: str, default: object) -> Any:
             return int(text)
         except ValueError as error:
             raise InvalidOptionError(ENV_PREFIX + name.upper(), text, "a whole number") from error
+    if name == "budget":
+        try:
+            return float(text)
+        except ValueError as error:
+            raise InvalidOptionError(ENV_PREFIX + name.upper(), text, "a number between 0 and 1") from error
     if name in ("record", "modules", "exclude"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return text
@@ -159,6 +163,9 @@ def _check(config: Config) -> None:
         isinstance(config.every, bool) or not isinstance(config.every, int) or config.every < 1
     ):
         raise InvalidOptionError("every", config.every, "a whole number of steps from 1, or a predicate on the step")
+    budget = config.budget
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < 1):
+        raise InvalidOptionError("budget", budget, "a share of step time between 0 and 1, 0.02 for 2 %, or None")
     for name in ("snapshot", "hash", "sketch", "histogram", "resume", "quiet"):
         if not isinstance(getattr(config, name), bool):
             raise InvalidOptionError(name, getattr(config, name), "True or False")

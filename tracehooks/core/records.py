@@ -158,14 +158,17 @@ class Locator(Protocol):
         """The gradient of one of its outputs arrived."""
 
     def comes_next(self, what: str) -> None:
-        """A pass, backward, an optimizer or close comes next. Called with the user's own dispatch modes in place, as is
-        `pass_ends`."""
+        """``what`` comes next: a "pass", "backward", what is done to "gradients" after it, an "optimizer" or "close".
+        Called with the user's own dispatch modes in place, as is `pass_ends`."""
 
     def backward_begins(self, tensors: Any) -> None:
         """Backward starts from these."""
 
     def backward_ends(self) -> None:
         """It is over."""
+
+    def loss_left(self) -> float | None:
+        """The loss of the last pass where it is not finite and backward was never called on it."""
 
     def update_begins(self, optimizer: Any) -> None:
         """An optimizer is about to step."""

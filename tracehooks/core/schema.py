@@ -207,6 +207,10 @@ EVENT_KINDS: dict[str, EventKind] = {
     "optimizer_step_skipped": EventKind(
         "a GradScaler found non-finite gradients and skipped the update", ("optimizer",)
     ),
+    "recording_paced": EventKind(
+        "which steps are recorded changed, to keep the budget",
+        ("every", "recorded_seconds", "watched_seconds", "step_seconds", "budget"),
+    ),
     "gradients_dropped": EventKind('gradients were dropped because of on_nonfinite="skip"', ("parameters",)),
     "recorder_error": EventKind(
         "an error inside the recorder, caught; said once for each place and kind", ("where", "error")

@@ -34,8 +34,8 @@ class LiveRecord:
 class LiveLocator(StepLocator):
     """Implements `core.records.Locator` by watching instead of running again."""
 
-    def __init__(self, root: nn.Module, keep: Keep | None = None) -> None:
-        super().__init__(root, keep)
+    def __init__(self, root: nn.Module, keep: Keep | None = None, ema: nn.Module | None = None) -> None:
+        super().__init__(root, keep, ema)
         self._stack: list[str] = []
         self._followed = contextlib.ExitStack()
         self._followed.enter_context(paths_followed(root, self._stack))

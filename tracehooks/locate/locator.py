@@ -18,8 +18,9 @@ from tracehooks.capture.leaves import leaves
 from tracehooks.capture.parameters import Held, held_buffers, held_parameters
 from tracehooks.capture.select import argument_names
 from tracehooks.core.records import FirstNonFinite
-from tracehooks.locate import answers, causes, snapshot
+from tracehooks.locate import answers, causes, circumstances, snapshot
 from tracehooks.locate.chain import Birth, birth
+from tracehooks.locate.clip import GradientWatch
 from tracehooks.locate.describe import describe_tensor
 from tracehooks.locate.loss import LossWatch
 from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, Unseen, user_place
@@ -42,16 +43,19 @@ class StepLocator:
     outside the model, backward inside it, clipping, buffers, the update. The first that is damaged answers.
     """
 
-    def __init__(self, root: nn.Module, keep: Keep | None = None) -> None:
-        self._root, self._keep = root, keep
+    def __init__(self, root: nn.Module, keep: Keep | None = None, ema: nn.Module | None = None) -> None:
+        self._root, self._keep, self._ema = root, keep, ema
         self._answer: Details | None = None
         self._outputs: Outputs = {}
         self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
         self._replays: dict[int, Replay] = {}
         self._loss = LossWatch(self._describe)
+        self._gradients = GradientWatch()
         self._loss_values: deque[Tensor] = deque(maxlen=MAX_PASSES)
         self._update: tuple[Optimizer, Place | None] | None = None
         self._batch: int | None = None
+        self._steps_follow = False
+        """An optimizer has been seen: what comes between backward and its step ends there."""
 
     # ---- what the session tells
 
@@ -60,6 +64,7 @@ class StepLocator:
         self._passes.clear()
         self._replays.clear()
         self._loss.forget()
+        self._gradients.forget()
         self._loss_values.clear()
         self._update = None
 
@@ -77,8 +82,12 @@ class StepLocator:
             self._passes.pop()
 
     def comes_next(self, what: str) -> None:
-        """A pass, backward, an optimizer or close comes next: the loss is over."""
+        """A pass, backward, an optimizer or close comes next: the loss is over. Or, after backward, what is done to the
+        gradients."""
         self._loss.leave()
+        self._gradients.leave()
+        if what == "gradients" and self._passes and self._steps_follow:
+            self._gradients.enter()
 
     def output_gradient(self, micro: int, slot: str, gradient: Tensor) -> None:
         """The gradient of an output of the root arrived."""
@@ -99,14 +108,22 @@ class StepLocator:
         """It is over."""
         self._loss.backward_ends()
 
+    def loss_left(self) -> float | None:
+        """The loss of a pass on which backward was never called, where it is not finite."""
+        value = self._loss.left()
+        if value is not None:
+            self._loss_values.append(torch.tensor(value))
+        return value
+
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
+        self._steps_follow = True
         self._update = optimizer, user_place()
 
     def close(self) -> None:
         """Let go of the model."""
         self.step_begins()
-        self._root = nn.Module()
+        self._root, self._ema = nn.Module(), None
 
     # ---- the answer
 
@@ -133,9 +150,9 @@ class StepLocator:
     def _look(self, step: int, seen: FirstNonFinite) -> Answer:
         if seen.phase == "param":
             bad = (held.name for held in self._parameters() if not bool(torch.isfinite(held.tensor.detach()).all()))
-            return answers.told(replace(seen, params=tuple(bad)), causes.UNINITIALISED)
+            return answers.told(replace(seen, params=tuple(bad)), circumstances.UNINITIALISED)
         if seen.phase == "update":
-            return self._in_update(seen)
+            return self._in_update(seen) if seen.module is not None else self._in_average(seen)
         doubts = [doubt for taken in self._passes if (doubt := self._doubt(taken, self._record(taken))) is not None]
         if doubts and any(self._outputs.values()):
             return answers.unsure(seen, doubts[0])
@@ -145,6 +162,8 @@ class StepLocator:
                 return found
         if doubts:
             return answers.unsure(seen, doubts[0])
+        if seen.phase == "backward" and seen.params:
+            return self._after_backward(seen)
         return None if seen.phase in ("data", "forward", "eval", "buffer") else answers.told(seen)
 
     def _doubt(self, taken: Pass, record: Record) -> str | None:
@@ -190,7 +209,7 @@ class StepLocator:
         found = self._loss.birth
         if found is None:
             return None
-        cause = causes.backward_cause(found.node)
+        cause = circumstances.backward_cause(found.node)
         if cause is None:
             cause = causes.Cause("unknown", f"the derivative {found.node} made it", "look at the operands of its op")
         place = found.made_by.place if found.made_by is not None else None
@@ -214,9 +233,9 @@ class StepLocator:
         hidden = op.phase != "backward"  # born in the forward pass, where nothing of it reached an output
         node = damaged if hidden else op
         if hidden or _through_where(ops, node):
-            cause = causes.MASKED_BRANCH
+            cause = circumstances.MASKED_BRANCH
         else:
-            cause = causes.backward_cause(node.node or "") or answers.cause_of(op)
+            cause = circumstances.backward_cause(node.node or "") or answers.cause_of(op)
         self._answer = op.details
         first = answers.found(step, "backward", node.module, node.node, node.output, node.place, op.details)
         return answers.told(first, self._if_clipped(cause, not node.output.nan))
@@ -232,6 +251,32 @@ class StepLocator:
                 first = self._of_birth(step, "buffer", born, record)
                 return answers.with_buffer(first, held.name)
         return None
+
+    def _after_backward(self, seen: FirstNonFinite) -> Answer:
+        """Run again, backward gives finite gradients: something changed them on the way or afterwards."""
+        bad = {held.name: held.tensor.grad for held in self._parameters() if _bad_gradient(held.tensor)}
+        write = next(self._gradients.writers([gradient for gradient in bad.values() if gradient is not None]), None)
+        if write is None:
+            return answers.told(seen, circumstances.GRADIENT_HOOK)
+        status = Status(seen.value == "nan", seen.value == "inf", seen.value == "-inf")
+        first = answers.found(seen.step, "clip", None, write.op, status, write.place, params=tuple(bad))
+        return answers.told(first, circumstances.clipping(self._norm_of_backward()))
+
+    def _norm_of_backward(self) -> float:
+        """Norm of the gradients as backward made them, in their own precision."""
+        total: dict[str, Tensor] = {}
+        for taken in self._passes:
+            for held in held_parameters(self._record(taken).root):
+                if held.tensor.grad is not None:
+                    total[held.name] = held.tensor.grad + total.get(held.name, 0)
+        norms = [torch.linalg.vector_norm(gradient) for gradient in total.values()]
+        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else math.nan
+
+    def _in_average(self, seen: FirstNonFinite) -> Answer:
+        """The moving average is not finite while the model is."""
+        averages = [] if self._ema is None else [*held_parameters(self._ema), *held_buffers(self._ema)]
+        bad = [held for held in averages if not bool(torch.isfinite(held.tensor.detach()).all())]
+        return answers.told(replace(seen, params=tuple(held.name for held in bad)), circumstances.POISONED_AVERAGE)
 
     def _in_update(self, seen: FirstNonFinite) -> Answer:
         if self._update is None:
@@ -261,20 +306,20 @@ class StepLocator:
         root = self._root if record is None else record.root
         held = next((h for h in held_parameters(root) if OpMode.same_memory(h.tensor, unseen)), None)
         if held is not None:
-            kind, cause = ("param", causes.UNINITIALISED) if step == 0 else ("update", causes.POISONED)
+            kind, cause = ("param", circumstances.UNINITIALISED) if step == 0 else ("update", circumstances.POISONED)
             first = answers.found(step, kind, held.module, None, unseen.status, None, None, (held.name,))
             return answers.told(first, cause)
         buffer = next((h for h in held_buffers(root) if OpMode.same_memory(h.tensor, unseen)), None)
         if buffer is not None:
             first = answers.found(step, "buffer", buffer.module, None, unseen.status, None)
-            return answers.with_buffer(answers.told(first, causes.POISONED_BUFFER), buffer.name)
+            return answers.with_buffer(answers.told(first, circumstances.POISONED_BUFFER), buffer.name)
         if record is None:
             first = answers.found(step, phase, None, born.path[0].name, unseen.status, born.path[0].place)
-            return answers.told(first, causes.BAD_TARGET)
+            return answers.told(first, circumstances.BAD_TARGET)
         name, tensor = _argument(record, unseen)
         details = None if tensor is None else Details("", "", "", [], describe_tensor(tensor, self._batch))
         first = answers.found(step, "data", "", None, unseen.status, None, details)
-        return answers.told(first, causes.bad_input(name, unseen.reader))
+        return answers.told(first, circumstances.bad_input(name, unseen.reader))
 
     # ---- what it needs for that
 
@@ -294,9 +339,8 @@ class StepLocator:
         dense = [(name, gradient) for name, gradient in gradients if gradient.layout == torch.strided]
         poisoned = tuple(name for name, gradient in dense if bool(torch.isnan(gradient).any()))
         zero = all(not bool(gradient.any()) for name, gradient in dense if name not in poisoned)
-        return (
-            causes.clipped(cause, poisoned) if infinite and poisoned and zero and len(dense) > len(poisoned) else cause
-        )
+        spread = infinite and poisoned and zero and len(dense) > len(poisoned)
+        return circumstances.clipped(cause, poisoned) if spread else cause
 
     def _describe(
         self,
@@ -336,6 +380,11 @@ def _birth(mode: OpMode, writer: int | None) -> Birth | None:
     born = birth(mode.ops, mode.unseen, writer)
     meant = born.op.meant if born.op is not None else born.unseen is None or born.unseen.status.only_neginf
     return None if meant and not any(op.output.nan for op in born.path) else born
+
+
+def _bad_gradient(parameter: Tensor) -> bool:
+    gradient = parameter.grad
+    return gradient is not None and gradient.layout == torch.strided and not bool(torch.isfinite(gradient).all())
 
 
 def _through_where(ops: Sequence[Op], node: Op) -> bool:

@@ -7,10 +7,11 @@ only where no other mode is active and nothing was compiled, and leaves the stac
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,13 +35,19 @@ class BackwardBirth:
     made_by: Op | None
 
 
+class WatchingMode(Protocol):
+    """A dispatch mode that can be told to do nothing."""
+
+    active: bool
+
+
 class ModeStack:
-    """Op-level modes that are on some thread's stack of dispatch modes while the user's code runs."""
+    """Modes that are on some thread's stack of dispatch modes while the user's code runs."""
 
     def __init__(self) -> None:
-        self._on: list[tuple[OpMode, int]] = []
+        self._on: list[tuple[WatchingMode, int]] = []
 
-    def enter(self, mode: OpMode) -> bool:
+    def enter(self, mode: WatchingMode) -> bool:
         """Put a mode on the stack, where nothing else is active and nothing was compiled; whether it is there."""
         if (
             self._on
@@ -81,10 +88,12 @@ class LossWatch:
         """Sequence numbers of the nodes that made the root's outputs."""
         self._handles: list[RemovableHandle] = []
         self._modes = ModeStack()
+        self._waiting = False
+        """A pass has ended, and backward has not begun."""
 
     def forget(self) -> None:
         """A new step."""
-        self.mode, self.loss, self.birth = None, None, None
+        self.mode, self.loss, self.birth, self._waiting = None, None, None, False
         self._outputs.clear()
         self._drop_handles()
 
@@ -97,6 +106,7 @@ class LossWatch:
         """The root returned these, and what follows is the loss."""
         self.outputs_are(outputs)
         if self._outputs:
+            self._waiting = True
             if self.mode is None or len(self.mode.ops) > MAX_OPS:
                 self.mode = OpMode(lambda: None, self._describe, waits=False)
             self._modes.enter(self.mode)
@@ -105,8 +115,19 @@ class LossWatch:
         """The root is called again, backward or an optimizer begins, or the step ends."""
         self._modes.leave()
 
+    def left(self) -> float | None:
+        """The last number that was computed from the outputs of a pass on which backward was never called, where it is not
+        finite: a loss that the user saw and skipped."""
+        index = self.mode.last_number if self.mode is not None else None
+        if not self._waiting or self.mode is None or index is None or not self.mode.ops[index].output.bad:
+            return None
+        self._waiting, self.loss = False, index
+        status = self.mode.ops[index].output
+        return math.nan if status.nan else math.inf if status.posinf else -math.inf
+
     def backward_begins(self, loss: Tensor | None) -> None:
         """Backward starts from a loss: its nodes are hooked down to the root's outputs."""
+        self._waiting = False
         if loss is None or loss.grad_fn is None or not self._outputs:
             return
         if self.mode is not None:

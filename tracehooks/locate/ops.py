@@ -168,6 +168,8 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         self._status: dict[int, Status] = {}
         self._by_sequence: dict[int, int] = {}
         self._described = 0
+        self.last_number: int | None = None
+        """Index of the op that last made a single number."""
 
     def writer(self, x: Tensor) -> int | None:
         """Index of the op that last wrote a tensor; negative or None when none was seen."""
@@ -262,6 +264,8 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
             makers = tuple(self._maker(writer) for writer, _ in sources)
             op.details = self._describe(func, args, kwargs, output, copies, makers)
         self.ops.append(op)
+        if len(results) == 1 and results[0].ndim == 0:
+            self.last_number = op.index
         for x, one in zip(results, statuses, strict=True):
             self._write(x, op.index, one)
 

@@ -60,8 +60,14 @@ class Pass:
         self.training = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.randomness = Randomness()
-        self.attributes = [{k: _held(v) for k, v in _simple(module).items()} for module in root.modules()]
-        self.buffers = {name: b.detach().clone() for name, b in _buffers(root) if b.numel() <= SMALL_BUFFER}
+        self.attributes: dict[str, dict[str, Any]] = {}
+        self.buffers: dict[str, Tensor] = {}
+        for name, module in root.named_modules():
+            if not _is_torchs(module):
+                self.attributes[name] = {k: _held(v) for k, v in _simple(module).items()}
+            for slot, buffer in _buffers(module):
+                if buffer.numel() <= SMALL_BUFFER:
+                    self.buffers[f"{name}.{slot}" if name else slot] = buffer.detach().clone()
         self.autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         self.gradients: dict[str, Tensor] = {}
         """Gradient of each output of the root, by slot."""
@@ -75,13 +81,16 @@ class Pass:
 
     def put_back(self, twin: nn.Module) -> None:
         """Bring a copy of the model to the state in which the pass began, and the generators too."""
-        for module, saved in zip(twin.modules(), self.attributes, strict=True):
-            for key in _simple(module).keys() - saved.keys():
-                del vars(module)[key]
-            vars(module).update(saved)
-        for name, buffer in _buffers(twin):
-            if name in self.buffers:
-                buffer.copy_(self.buffers[name])
+        for name, module in twin.named_modules():
+            saved = self.attributes.get(name)
+            if saved is not None:
+                for key in _simple(module).keys() - saved.keys():
+                    del vars(module)[key]
+                vars(module).update(saved)
+            for slot, buffer in _buffers(module):
+                before = self.buffers.get(f"{name}.{slot}" if name else slot)
+                if before is not None:
+                    buffer.copy_(before)
         self.randomness.restore()
 
 
@@ -232,9 +241,7 @@ def _copied(value: Any) -> Any:
 
 
 def _simple(module: nn.Module) -> dict[str, Any]:
-    """Simple attributes of modules of the user's own classes: counters, flags, small cached tensors."""
-    if type(module).__module__.startswith("torch."):
-        return {}
+    """Simple attributes of a module: counters, flags, small cached tensors."""
     return {key: value for key, value in vars(module).items() if isinstance(value, SIMPLE) and _small(value)}
 
 
@@ -246,6 +253,15 @@ def _held(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _buffers(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers with values."""
-    return ((name, b) for name, b in root.named_buffers() if not isinstance(b, UninitializedBuffer) and not b.is_meta)
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether its class is one of torch's own, whose attributes do not change while it runs."""
+    return type(module).__module__.startswith("torch.")
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers of a module itself that have values."""
+    return (
+        (slot, buffer)
+        for slot, buffer in module._buffers.items()
+        if buffer is not None and not isinstance(buffer, UninitializedBuffer) and not buffer.is_meta
+    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from tracehooks.locate import answers, causes
+from tracehooks.locate import answers, causes, circumstances
 from tracehooks.locate.ops import Describe, Op, OpMode
 
 
@@ -40,7 +40,7 @@ def rerun_update(optimizer: Optimizer, parameter: Tensor, describe: Describe) ->
 def _cause(op: Op, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> causes.Cause:
     eps = group.get("eps")
     if eps and "adam" in type(optimizer).__name__.lower() and float(torch.tensor(eps).to(parameter.dtype)) == 0.0:
-        return causes.adam_eps(parameter.dtype, eps)
+        return circumstances.adam_eps(parameter.dtype, eps)
     return answers.cause_of(op)
 
 

@@ -69,7 +69,7 @@ def attach(
     sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
     say = _silent if settings.quiet else _say
     keep = sink.keep if settings.snapshot else None
-    locator = LiveLocator(root, keep) if settings.locate == "ops" else StepLocator(root, keep)
+    locator = LiveLocator(root, keep, ema) if settings.locate == "ops" else StepLocator(root, keep, ema)
     session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=locator, say=say)
     try:
         session.connect(optimizer)

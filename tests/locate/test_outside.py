@@ -1,0 +1,188 @@
+"""Born between backward and the optimizer, in a moving average, in a loss that nobody called backward on; and what is found
+in steps that record nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tracehooks
+
+from .test_locator import recorded
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(threads)
+
+
+HERE = str(Path(__file__))
+
+
+def clip_by_hand(parameters, limit: float) -> None:
+    """Clipping as people write it: without an epsilon."""
+    gradients = [p.grad for p in parameters]
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_(limit / norm)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_clipping_gradients_of_zero_by_their_norm(tmp_path, every: int) -> None:
+    """Backward is fine, the clip makes NaN of it: phase clip, with the line that did."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(i):
+        optimizer.zero_grad()
+        (model(torch.ones(4, 3)).sum() * (i < 2)).backward()
+        clip_by_hand(model.parameters(), 1.0)
+        optimizer.step()
+
+    first = recorded(tmp_path, model, step, steps=4, every=every).first_nonfinite
+    assert (first.step, first.phase, first.module, first.op) == (2, "clip", None, "aten.mul_.Tensor"), first.message
+    assert first.params == ("weight", "bias")
+    assert first.cause == "division_by_zero"
+    assert first.file == HERE
+    assert "gradient.mul_(limit / norm)" in first.code
+
+
+def test_clipping_that_changes_nothing_bad_is_silent(tmp_path) -> None:
+    """torch's own clipping, by norm and by value, of healthy gradients."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(i):
+        optimizer.zero_grad()
+        (model(torch.ones(4, 3)).sum() * (i < 2)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        optimizer.step()
+
+    assert recorded(tmp_path, model, step, steps=4).first_nonfinite is None
+
+
+def test_a_hook_that_damages_a_gradient_is_named_as_such(tmp_path) -> None:
+    """Not the op whose gradient it was."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.weight.register_hook(lambda gradient: gradient / 0)
+
+    def step(i):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+
+    first = recorded(tmp_path, model, step, steps=2).first_nonfinite
+    assert (first.step, first.phase, first.cause) == (0, "backward", "gradient_hook"), first.message
+    assert first.params == ("weight",)
+
+
+def test_an_average_that_is_poisoned_alone(tmp_path) -> None:
+    """A bias correction by zero makes NaN of the average's weights while the model is fine."""
+    model = nn.Linear(3, 2)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(i):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            correction = 1 - 0.9 ** (i - 1)
+            average.weight.copy_(average.weight.lerp(model.weight, 0.1) / correction)
+
+    first = recorded(tmp_path, model, step, steps=4, ema=average).first_nonfinite
+    assert (first.step, first.phase, first.module, first.cause) == (1, "update", None, "poisoned_average"), (
+        first.message
+    )
+    assert first.params == ("weight",)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_loss_that_the_user_skips_is_found(tmp_path, last: bool) -> None:
+    """log(0) in a loss: the user sees that it is infinite and calls no backward, in the last step too."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i):
+        optimizer.zero_grad()
+        kept = (model(torch.ones(4, 3)).square() * (i != 2)).mean()
+        loss = -torch.log(kept)
+        if torch.isfinite(loss):
+            loss.backward()
+            optimizer.step()
+
+    first = recorded(tmp_path, model, step, steps=3 if last else 5).first_nonfinite
+    assert (first.step, first.phase, first.op, first.value) == (2, "loss", "aten.log.default", "-inf"), first.message
+    assert first.cause == "log_of_zero"
+    assert "torch.log(kept)" in first.code
+
+
+def test_logging_numbers_that_are_not_finite_is_no_loss(tmp_path) -> None:
+    """A statistic of the outputs that is infinite, looked at after backward or in evaluation, is nobody's loss."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i):
+        optimizer.zero_grad()
+        output = model(torch.ones(4, 3))
+        output.square().mean().backward()
+        (output.detach().sum() * 0).log()
+        optimizer.step()
+
+    assert recorded(tmp_path, model, step, steps=3).first_nonfinite is None
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip"])
+def test_what_is_only_watched_is_acted_on_all_the_same(tmp_path, mode: str) -> None:
+    """In a step that records nothing NaN gradients are dropped, or raise before the parameters are touched."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train():
+        with tracehooks.attach(model, tmp_path / "run", quiet=True, every=10, on_nonfinite=mode) as trace:
+            for i in range(5):
+                optimizer.zero_grad()
+                (model(torch.ones(4, 3)).sum() * (torch.nan if i == 3 else 1.0)).backward()
+                optimizer.step()
+        return trace
+
+    if mode == "raise":
+        with pytest.raises(tracehooks.NonFiniteError):
+            train()
+    else:
+        train()
+    assert torch.isfinite(model.weight).all()
+    assert tracehooks.open(tmp_path / "run").first_nonfinite.step == 3
+
+
+def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatch) -> None:
+    """In a watched step: one look at each module's output, one call for all parameters and one for all buffers; nothing
+    is measured but gradients."""
+    from tracehooks import stats
+
+    looks, measured = [], []
+    monkeypatch.setattr(stats, "nonfinite", lambda xs, real=stats.nonfinite: looks.append(len(xs)) or real(xs))
+    monkeypatch.setattr(stats, "summarize", lambda *a, real=stats.summarize: measured.append(1) or real(*a))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with tracehooks.attach(model, tmp_path / "run", quiet=True, every=10):
+        for _ in range(2):
+            looks.clear(), measured.clear()
+            model(torch.randn(8, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert looks == [1, 1, 1, 1, 1, 6, 2]  # the input, three layers and the root, parameters, buffers
+        assert not measured
+    assert set(tracehooks.open(tmp_path / "run").tensors().column("step").to_pylist()) == {0}

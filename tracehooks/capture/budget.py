@@ -1,0 +1,97 @@
+"""Which steps are recorded: as the option `every` says, and more rarely where a budget would not allow it.
+
+The recorder measures itself. Let R and W be what recording took in a recorded step and in one that was only watched, and B
+the rest of a step. With every n-th step recorded, n steps take n B and recording R + (n - 1) W: a share of b where
+n = (R - W) / (b B - W). Medians over the latest steps stand for R, W and B; n is rounded up to 1, 2, 5, 10, 20, 50 …, so
+that it seldom changes and steps of two runs coincide.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+MOST = 10_000
+"""Recording is never rarer than every so many eligible steps."""
+LATEST = 9
+"""Steps of each kind over which medians are taken."""
+WARM_UP = 2
+"""First steps, which cost more than others and are not measured."""
+
+Notice = tuple[str, str, str, dict[str, Any]]
+"""Kind, severity, message and details of an event."""
+
+
+class Budget:
+    """Chooses the steps whose tensors are recorded."""
+
+    def __init__(self, share: float | None, every: int | Callable[[int], bool]) -> None:
+        self._share, self._every = share, every
+        self.stride = 1
+        """Of the steps that `every` names, one in so many is recorded."""
+        self._eligible = -1
+        self._ended = 0
+        self._recorded: deque[float] = deque(maxlen=LATEST)
+        self._watched: deque[float] = deque(maxlen=LATEST)
+        self._bare: deque[float] = deque(maxlen=LATEST)
+
+    def records(self, step: int) -> bool:
+        """Whether the tensors of this step are recorded. Asked once a step, in order."""
+        if not callable(self._every):
+            return step % (self._every * self.stride) == 0
+        if not self._every(step):
+            return False
+        self._eligible += 1
+        return self._eligible % self.stride == 0
+
+    def step_ended(self, recorded: bool, seconds: float, step: float) -> Notice | None:
+        """A step is over: ``seconds`` of the ``step`` seconds it took went to recording. An event when that changes which
+        steps are recorded from now on."""
+        self._ended += 1
+        if self._share is None or self._ended <= WARM_UP:
+            return None
+        (self._recorded if recorded else self._watched).append(seconds)
+        self._bare.append(step - seconds)
+        if not recorded or not self._recorded:
+            return None
+        before, self.stride = self.stride, self._chosen()
+        return None if self.stride == before else self._notice()
+
+    def _costs(self) -> tuple[float, float, float]:
+        watched = statistics.median(self._watched) if self._watched else 0.0
+        return statistics.median(self._recorded), watched, statistics.median(self._bare)
+
+    def _chosen(self) -> int:
+        assert self._share is not None
+        recorded, watched, bare = self._costs()
+        spare = self._share * bare - watched
+        steps = (recorded - watched) / spare if spare > 0 else math.inf
+        every = 1 if callable(self._every) else self._every
+        stride = rounded_up(min(steps / every, MOST))
+        # a median that wavers must not: it is recorded more often again only where that is far within the budget
+        return stride if stride > self.stride or 2 * stride < self.stride else self.stride
+
+    def _notice(self) -> Notice:
+        assert self._share is not None
+        recorded, watched, bare = self._costs()
+        every = self.stride if callable(self._every) else self.stride * self._every
+        which = "step" if every == 1 else f"{every}. step" + (" that `every` names" if callable(self._every) else "")
+        text = (
+            f"recording every {which}: a recorded step costs {1e3 * recorded:.3g} ms, a watched one {1e3 * watched:.3g} ms, "
+            f"of {1e3 * bare:.4g} ms; the budget is {self._share:.3g}"
+        )
+        if watched > self._share * bare:
+            text += ", and the watch for non-finite values alone takes more"
+        details = {"every": every, "recorded_seconds": recorded, "watched_seconds": watched, "step_seconds": bare}
+        return "recording_paced", "info", text, {**details, "budget": self._share}
+
+
+def rounded_up(steps: float) -> int:
+    """The next of 1, 2, 5, 10, 20, 50 …"""
+    if steps <= 1:
+        return 1
+    power = 10 ** math.floor(math.log10(steps))
+    return next(int(power * digit) for digit in (1, 2, 5, 10) if power * digit >= steps)
