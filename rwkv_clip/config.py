@@ -56,7 +56,7 @@ class ModelConfig:
     dim_ffn: int = _setting(0, "width of the text tower's channel mix; 0: 3.5 n_embd rounded down to 32")
     with_cp: bool = _setting(False, "recompute the image layers in backward instead of keeping their activations")
     wkv_engine: Engine = _setting(  # noqa: RUF009 - a string, which cannot be shared by mistake
-        "auto", "which implementation of the WKV recurrence: auto, reference or chunked"
+        "auto", "which implementation of the WKV recurrence: auto, reference, chunked or cuda"
     )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 Shapes: B batch, T time, H heads, N channels of a head.
 
 ``reference`` is the recurrence step by step in float64, the definition. ``chunked`` is the same function as matrix
-products over chunks of time and is what CPUs train with. Both agree, values and gradients, to rounding.
+products over chunks of time, in torch, and is what CPUs train with. ``cuda`` is our own kernel, compiled when first used.
+All agree, values and gradients, to rounding.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rwkv_clip.wkv import cuda
 from rwkv_clip.wkv.chunked import wkv6_chunked, wkv6_chunked_backward
+from rwkv_clip.wkv.cuda import wkv6_cuda, wkv6_cuda_backward
+from rwkv_clip.wkv.nvrtc import EngineError
 from rwkv_clip.wkv.reference import wkv6_reference, wkv6_reference_backward
 
-Engine = Literal["auto", "reference", "chunked"]
+Engine = Literal["auto", "reference", "chunked", "cuda"]
 
-__all__ = ["Engine", "wkv6_bidirectional"]
+__all__ = ["Engine", "EngineError", "wkv6_bidirectional"]
+
+FORWARD = {"reference": wkv6_reference, "chunked": wkv6_chunked, "cuda": wkv6_cuda}
+BACKWARD = {"reference": wkv6_reference_backward, "chunked": wkv6_chunked_backward, "cuda": wkv6_cuda_backward}
 
 
 def wkv6_bidirectional(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, engine: Engine = "auto") -> Tensor:
@@ -32,20 +39,22 @@ def wkv6_bidirectional(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, en
         r, k, v: receptance, key and value, (B, T, H, N), floating point, T >= 1, N divisible by 4.
         w: raw decay, (B, T, H, N); any real number.
         u: bonus of a position's own value, (H, N).
-        engine: ``auto`` (the fastest that runs here), ``reference`` (float64 inside) or ``chunked`` (the widest input
-            dtype inside, at least float32).
+        engine: ``reference`` (float64 inside), ``chunked`` (the widest input dtype inside, at least float32), ``cuda``
+            (float32 inside; CUDA tensors of float32, bfloat16 or float16 with N <= 128), or ``auto``: ``cuda`` for
+            tensors that it takes where it can be compiled, else ``chunked``. What was missing is warned of once.
 
     Returns:
         y, (B, T, H, N), in the dtype of ``v``. Differentiable once in r, k, v, w and u.
 
     Raises:
-        ValueError: for shapes that do not fit or an unknown engine, with what was seen and expected.
+        ValueError: for shapes that do not fit, an unknown engine, or tensors that ``cuda`` does not take, with what was
+            seen and expected.
+        EngineError: when ``cuda`` was asked for and cannot be compiled or run, with what was missing.
     """
     _check(r, k, v, w, u)
     if engine not in get_args(Engine):
         raise ValueError(f"unknown WKV engine {engine!r}: expected one of {', '.join(get_args(Engine))}")
-    chosen = "chunked" if engine == "auto" else engine
-    result: Tensor = torch.ops.rwkv_clip.wkv6(r, k, v, w, u, chosen)
+    result: Tensor = torch.ops.rwkv_clip.wkv6(r, k, v, w, u, engine)
     return result
 
 
@@ -60,10 +69,19 @@ def _check(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> None:
         raise ValueError(f"u must have shape (H, N) = {(H, N)}; seen {tuple(u.shape)}")
 
 
+def _choose(engine: str, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> str:
+    """The engine to run. Asked inside the operator, where tensors are real also under torch.compile."""
+    if engine not in ("auto", "cuda"):
+        return engine
+    problem = cuda.misfit(r, k, v, w, u)
+    if engine == "cuda" and problem:
+        raise ValueError(f"WKV engine 'cuda': {problem}")
+    return "cuda" if engine == "cuda" or (not problem and cuda.ready(r, k, v, w)) else "chunked"
+
+
 @torch.library.custom_op("rwkv_clip::wkv6", mutates_args=())
 def _wkv6(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, engine: str) -> Tensor:
-    forward = wkv6_reference if engine == "reference" else wkv6_chunked
-    return forward(r, k, v, w, u)
+    return FORWARD[_choose(engine, r, k, v, w, u)](r, k, v, w, u)
 
 
 @_wkv6.register_fake
@@ -75,8 +93,7 @@ def _(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, engine: str) -> Ten
 def _wkv6_backward(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, gy: Tensor, engine: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    backward = wkv6_reference_backward if engine == "reference" else wkv6_chunked_backward
-    return backward(r, k, v, w, u, gy)
+    return BACKWARD[_choose(engine, r, k, v, w, u)](r, k, v, w, u, gy)
 
 
 @_wkv6_backward.register_fake

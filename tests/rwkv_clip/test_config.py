@@ -69,7 +69,7 @@ def test_missing_attributes_keep_their_defaults():
         ({"image_depth": 0}, "image_depth 0 must be at least 1"),
         ({"dropout": 1.0}, r"dropout 1.0 must be in [0, 1)"),
         ({"image_output_cls_token": True}, "image_output_cls_token needs image_with_cls_token"),
-        ({"wkv_engine": "fast"}, "wkv_engine 'fast' must be one of auto, reference, chunked"),
+        ({"wkv_engine": "fast"}, "wkv_engine 'fast' must be one of auto, reference, chunked, cuda"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, values, message):

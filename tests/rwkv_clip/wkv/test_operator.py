@@ -4,60 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from rwkv_clip.wkv import wkv6_bidirectional
 from rwkv_clip.wkv.chunked import chunk_length
 
+from .cases import CASES, DECAYS, NAMES, RESULTS, largest_error, output_and_gradients, random_inputs, recorded_case
+
 ENGINES = ["reference", "chunked"]
-CASES = ["t1", "t2", "t3", "t7", "t16n16", "t49n80", "slow", "fast", "mixed"]
-DECAYS = {"slow": (-6.0, -4.0), "mid": (-3.0, 0.0), "fast": (1.0, 3.0), "mixed": (-6.0, 3.0), "saturated": (5.0, 95.0)}
-NAMES = ("r", "k", "v", "w", "u")
-
-
-def random_inputs(B: int, T: int, H: int, N: int, decay: str, seed: int, dtype=torch.float64) -> list[Tensor]:
-    """r, k, v, w, u and gy; a share of the decays stays moderate so that there is something to lose."""
-    generator = torch.Generator().manual_seed(seed)
-    r, k, v, gy = (torch.randn(B, T, H, N, generator=generator, dtype=torch.float64) for _ in range(4))
-    low, high = DECAYS[decay]
-    w = low + (high - low) * torch.rand(B, T, H, N, generator=generator, dtype=torch.float64)
-    if decay == "saturated":
-        w = torch.where(torch.rand(w.shape, generator=generator) < 0.5, w, -w.remainder(3))
-    u = torch.randn(H, N, generator=generator, dtype=torch.float64)
-    return [x.to(dtype) for x in (r, k, v, w, u, gy)]
-
-
-def output_and_gradients(inputs: list[Tensor], engine: str) -> list[Tensor]:
-    *tensors, gy = inputs
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    y = wkv6_bidirectional(*leaves, engine=engine)
-    return [y.detach(), *torch.autograd.grad(y, leaves, gy)]
-
-
-def largest_error(seen: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest value (at least 1)."""
-    assert seen.shape == expected.shape
-    assert bool(torch.isfinite(seen).all())
-    return float((seen.double() - expected.double()).abs().max() / max(1.0, float(expected.abs().max())))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_the_original(numbers, case, engine):
     """Output and all five gradients equal the original's to float64 rounding, for every recorded case."""
-    recorded = numbers("wkv_cases.npz")
-    heads = recorded[f"{case}/u"].shape[0]
-
-    def read(name):
-        value = torch.from_numpy(recorded[f"{case}/{name}"]).double()
-        return value if value.dim() == 2 else rearrange(value, "b t (h n) -> b t h n", h=heads)
-
-    seen = output_and_gradients([read(name) for name in ("r", "k", "v", "w", "u", "gy")], engine)
-    for name, value in zip(("y", "gr", "gk", "gv", "gw", "gu"), seen, strict=True):
-        assert largest_error(value, read(name)) < 1e-13, name
+    inputs, expected = recorded_case(numbers("wkv_cases.npz"), case, torch.float64)
+    for name, seen, value in zip(RESULTS, output_and_gradients(inputs, engine), expected, strict=True):
+        assert largest_error(seen, value) < 1e-13, name
 
 
 @given(
@@ -212,5 +176,5 @@ def test_no_time_or_odd_heads_are_refused(shape):
 def test_unknown_engine_is_named():
     """An unknown engine is an error that lists the known ones."""
     *inputs, _ = random_inputs(1, 2, 1, 4, "mid", 9)
-    with pytest.raises(ValueError, match="unknown WKV engine 'fast': expected one of auto, reference, chunked"):
+    with pytest.raises(ValueError, match="unknown WKV engine 'fast': expected one of auto, reference, chunked, cuda"):
         wkv6_bidirectional(*inputs, engine="fast")
