@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from tracehooks.stats.masks import summarize_mask, unpack_masks
 
 FULL = 50_000
 """Rows kept in memory at most before they go to the sink in the middle of a step."""
+JUDGED = ("loss", "ema/distance", "found_inf")
+"""Scalars that say by themselves that something is wrong."""
 MAX_HEADS = 100_000
 """Heads of rows that are remembered at most."""
 
@@ -178,6 +181,16 @@ class Recorder:
         text = json.dumps(details or {}, default=str)
         self._events.append((step, micro, time.time_ns(), next(self._seq), kind, severity, module, slot, message, text))
 
+    @property
+    def nothing_to_judge(self) -> bool:
+        """Whether what was kept is known without waiting to hold nothing that anybody would ask about: no rows, and only
+        finite values."""
+        return (
+            not len(self._rows)
+            and self.watch.silent
+            and all(name not in JUDGED or _is_fine(name, value) for *_, name, value in self._scalars)
+        )
+
     def drain(self) -> Drained:
         """Take everything out, as batches, and forget it. Waits for the device once."""
         waiting, self._rows = self._rows, Rows()
@@ -211,6 +224,12 @@ class Recorder:
 
 def _new_head(x: Tensor, place: Place, training: bool) -> Head:
     return Head(place, str(x.dtype).removeprefix("torch."), str(x.device), torch_internals.sizes(x), training)
+
+
+def _is_fine(name: str, value: float | Tensor) -> bool:
+    if isinstance(value, Tensor) and not value.is_cpu:
+        return False
+    return math.isfinite(float(value)) and name != "found_inf"
 
 
 def _resolved(scalars: Iterable[Pending]) -> list[tuple[int, int, int, int, str, float]]:

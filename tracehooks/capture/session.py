@@ -169,7 +169,7 @@ class Session:
         if not self.live:
             return
         call = self.passes.next_call(hook.path, recompute)
-        grad = self._wants_gradients and self.recording and torch.is_grad_enabled()
+        grad = self.recording and self._wants_gradients and torch.is_grad_enabled()
         for slot, tensor in (("output", output),) if type(output) is Tensor else leaves(output, "output"):
             place, gradient_hook = hook.site(slot, call, self.steps.micro, recompute)
             if self._wants_outputs:
@@ -348,7 +348,7 @@ class Session:
     def _act_on_nonfinite(self, optimizer: Optimizer) -> None:
         """Before the parameters are touched: afterwards the step could not be run again."""
         mode, seen = self.config.on_nonfinite, self.outbox.first
-        if mode == "record":
+        if mode == "record" or self.recorder.nothing_to_judge:
             return
         poisoned = self.outbox.drain(self.losses.scaling, *self._named(optimizer)) and not self.losses.scaling
         if poisoned and mode == "skip":

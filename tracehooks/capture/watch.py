@@ -34,6 +34,9 @@ class Seen(NamedTuple):
 When = tuple[int, int, bool]
 """Step, number in it, and whether the forward pass computes gradients."""
 
+AT_ONCE = 1 << 20
+"""Bytes of tensors on the host that wait to be looked at in one call: small ones are held that long, larger ones not."""
+
 _MOMENTS = stats.Spec(hash=False)
 
 
@@ -45,6 +48,8 @@ class Watch:
         self._places: list[tuple[When, Place]] = []
         self._sums: list[Tensor] = []
         self._outputs: dict[tuple[int, str], bool] = {}
+        self._queue: list[tuple[Tensor, Place, When]] = []
+        self._queued = 0
 
     def tensor(self, x: Tensor, place: Place, when: When) -> None:
         """Watch a tensor."""
@@ -54,11 +59,10 @@ class Watch:
         if not values.is_cpu:
             self._sum(values, place, when)
             return
-        kinds = stats.nonfinite((values,))
-        if kinds:
-            self._see(kinds, place, when)
-        if place.module == "" and place.phase == "forward" and not place.recompute:
-            self._outputs[place.micro, place.slot] = bool(kinds)
+        self._queue.append((values, place, when))
+        self._queued += values.numel() * values.element_size()
+        if self._queued > AT_ONCE:
+            self._look()
 
     def tensors(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> None:
         """Watch many tensors in one call."""
@@ -71,10 +75,7 @@ class Watch:
                 host.append((values, place))
             else:
                 self._sum(values, place, when)
-        if host and stats.nonfinite([x for x, _ in host]):
-            for x, place in host:
-                if kinds := stats.nonfinite((x,)):
-                    self._see(kinds, place, when)
+        self._look_at(host, when)
 
     def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> Tensor | float | None:
         """Watch tensors by their L2 norms; the norm over all of them, None when there is none."""
@@ -100,11 +101,13 @@ class Watch:
 
     def drain_outputs(self) -> dict[tuple[int, str], bool]:
         """Of each output of the root that was watched on the host, by (micro, slot), whether it is not finite."""
+        self._look()
         outputs, self._outputs = self._outputs, {}
         return outputs
 
     def drain(self) -> list[Seen]:
         """What was not finite, in order; waits for the device once."""
+        self._look()
         found, self._found = self._found, []
         if self._sums:
             places, self._places = self._places, []
@@ -114,6 +117,32 @@ class Watch:
                     found.append(Seen(step, seq, place, training, _kinds(value)))
             found.sort(key=lambda seen: seen[:2])
         return found
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing waits on a device, and all that was watched on the host is finite."""
+        self._look()
+        return not (self._found or self._sums)
+
+    def _look(self) -> None:
+        """Look at the tensors that wait for it."""
+        queue, self._queue, self._queued = self._queue, [], 0
+        if not queue:
+            return
+        tensors = list({id(x): x for x, _, _ in queue}.values())  # what a parent returns is often its child's
+        alarm = stats.nonfinite(tensors)
+        for x, place, when in queue:
+            kinds = stats.nonfinite((x,)) if alarm else 0
+            if kinds:
+                self._see(kinds, place, when)
+            if place.module == "" and place.phase == "forward" and not place.recompute:
+                self._outputs[place.micro, place.slot] = bool(kinds)
+
+    def _look_at(self, pairs: Sequence[tuple[Tensor, Place]], when: When) -> None:
+        if pairs and stats.nonfinite([x for x, _ in pairs]):
+            for x, place in pairs:
+                if kinds := stats.nonfinite((x,)):
+                    self._see(kinds, place, when)
 
     def _see(self, kinds: int, place: Place, when: When) -> None:
         step, seq, training = when

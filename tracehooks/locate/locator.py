@@ -244,12 +244,9 @@ class StepLocator:
         for taken in self._passes:
             record = self._record(taken)
             for held in held_buffers(record.root):
-                before = taken.buffers.get(held.name)
                 born = _birth(record.mode, record.mode.writer(held.tensor))
-                if born is None or before is None or not bool(torch.isfinite(before).all()):
-                    continue
-                first = self._of_birth(step, "buffer", born, record)
-                return answers.with_buffer(first, held.name)
+                if born is not None and taken.began_finite(record.root, held.tensor):
+                    return answers.with_buffer(self._of_birth(step, "buffer", born, record), held.name)
         return None
 
     def _after_backward(self, seen: FirstNonFinite) -> Answer:

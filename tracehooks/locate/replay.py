@@ -60,14 +60,16 @@ class Pass:
         self.training = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.randomness = Randomness()
-        self.attributes: dict[str, dict[str, Any]] = {}
-        self.buffers: dict[str, Tensor] = {}
-        for name, module in root.named_modules():
+        self.attributes: dict[int, dict[str, Any]] = {}
+        """Of modules of the user's own classes, by their number in `_modules`."""
+        self.buffers: dict[int, dict[str, Tensor]] = {}
+        for i, module in enumerate(_modules(root)):
             if not _is_torchs(module):
-                self.attributes[name] = {k: _held(v) for k, v in _simple(module).items()}
-            for slot, buffer in _buffers(module):
-                if buffer.numel() <= SMALL_BUFFER:
-                    self.buffers[f"{name}.{slot}" if name else slot] = buffer.detach().clone()
+                self.attributes[i] = {key: _held(value) for key, value in _simple(module).items()}
+            if module._buffers:
+                self.buffers[i] = {
+                    slot: b.detach().clone() for slot, b in _buffers(module) if b.numel() <= SMALL_BUFFER
+                }
         self.autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         self.gradients: dict[str, Tensor] = {}
         """Gradient of each output of the root, by slot."""
@@ -79,17 +81,25 @@ class Pass:
         known = self.gradients.get(slot)
         self.gradients[slot] = gradient.detach() if known is None else known + gradient.detach()
 
+    def began_finite(self, root: nn.Module, buffer: Tensor) -> bool:
+        """Whether a buffer of ``root``, the model or a copy, is known to have been finite when the pass began."""
+        for i, module in enumerate(_modules(root)):
+            for slot, before in self.buffers.get(i, {}).items():
+                if module._buffers.get(slot) is buffer:
+                    return bool(torch.isfinite(before).all())
+        return False
+
     def put_back(self, twin: nn.Module) -> None:
         """Bring a copy of the model to the state in which the pass began, and the generators too."""
-        for name, module in twin.named_modules():
-            saved = self.attributes.get(name)
-            if saved is not None:
+        for i, module in enumerate(_modules(twin)):
+            if i in self.attributes:
+                saved = self.attributes[i]
                 for key in _simple(module).keys() - saved.keys():
                     del vars(module)[key]
                 vars(module).update(saved)
-            for slot, buffer in _buffers(module):
-                before = self.buffers.get(f"{name}.{slot}" if name else slot)
-                if before is not None:
+            for slot, before in self.buffers.get(i, {}).items():
+                buffer = module._buffers[slot]
+                if buffer is not None:
                     buffer.copy_(before)
         self.randomness.restore()
 
@@ -251,6 +261,19 @@ def _small(value: Any) -> bool:
 
 def _held(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _modules(root: nn.Module) -> list[nn.Module]:
+    """Every module once, in an order that a copy has, too. Flat, because it runs at every pass."""
+    found, seen, todo = [], {id(root)}, [root]
+    while todo:
+        module = todo.pop()
+        found.append(module)
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                todo.append(child)
+    return found
 
 
 def _is_torchs(module: nn.Module) -> bool:
