@@ -21,7 +21,13 @@ KERNEL = Extension(
     depends=[
         NATIVE + name
         for name in (
-            "common.h", "kernel.h", "lanes_avx2.h", "lanes_avx512.h", "lanes_portable.h", "nonfinite.h", "pool.h",
+            "common.h",
+            "kernel.h",
+            "lanes_avx2.h",
+            "lanes_avx512.h",
+            "lanes_portable.h",
+            "nonfinite.h",
+            "pool.h",
         )
     ],
     # Instruction sets are chosen at run time. Contraction would make their roundings differ.

@@ -10,12 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracehooks import checkpoint as checkpoint
     from tracehooks.capture.trace import Trace as Trace
     from tracehooks.core.config import Config as Config
     from tracehooks.core.errors import NonFiniteError as NonFiniteError
     from tracehooks.core.errors import TracehooksError as TracehooksError
+    from tracehooks.core.records import Finding as Finding
     from tracehooks.core.records import FirstNonFinite as FirstNonFinite
     from tracehooks.surface.attach import attach as attach
+    from tracehooks.surface.offline import diagnose as diagnose
     from tracehooks.surface.offline import diff as diff
     from tracehooks.surface.offline import open as open
 
@@ -24,12 +27,15 @@ __version__ = "0.1.0"
 _ROOMS = {
     "Config": "core.config",
     "Diff": "analysis.diff",
+    "Finding": "core.records",
     "FirstNonFinite": "core.records",
     "NonFiniteError": "core.errors",
     "Run": "storage.reader",
     "Trace": "capture.trace",
     "TracehooksError": "core.errors",
     "attach": "surface.attach",
+    "checkpoint": "checkpoint",
+    "diagnose": "surface.offline",
     "diff": "surface.offline",
     "open": "surface.offline",
     "repair": "storage.repair",
@@ -41,7 +47,8 @@ __all__ = [*sorted(_ROOMS), "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'tracehooks' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"tracehooks.{_ROOMS[name]}"), name)
+    room = importlib.import_module(f"tracehooks.{_ROOMS[name]}")
+    return room if _ROOMS[name] == name else getattr(room, name)
 
 
 def __dir__() -> list[str]:

@@ -51,17 +51,28 @@ def query(run: RunSource, sql: str) -> pa.Table:
         UnknownNameError: a column or table that does not exist; the nearest names are listed.
         QueryError: SQL that does not parse, is not a query, touches a file, or fails.
     """
-    connection = connect(run)
-    _refuse_all_but_one_query(connection, sql)
-    try:
-        return _run(connection, sql)
-    except duckdb.Error as error:
-        if isinstance(error, _NOT_DAMAGE) or not _heal(run, sql):
-            raise _explained(sql, error, _columns_of(run)) from error
-    try:
-        return _run(connect(run), sql)
-    except duckdb.Error as error:
-        raise _explained(sql, error, _columns_of(run)) from error
+    return Queries(run)(sql)
+
+
+class Queries:
+    """Several queries over one run, as `query`, for the price of one connection."""
+
+    def __init__(self, run: RunSource) -> None:
+        self._run, self._connection = run, connect(run)
+
+    def __call__(self, sql: str) -> pa.Table:
+        """The result of one SELECT over the run's tables."""
+        _refuse_all_but_one_query(self._connection, sql)
+        try:
+            return _run(self._connection, sql)
+        except duckdb.Error as error:
+            if isinstance(error, _NOT_DAMAGE) or not _heal(self._run, sql):
+                raise _explained(sql, error, _columns_of(self._run)) from error
+        self._connection = connect(self._run)
+        try:
+            return _run(self._connection, sql)
+        except duckdb.Error as error:
+            raise _explained(sql, error, _columns_of(self._run)) from error
 
 
 def select(dataset: pa_dataset.Dataset, columns: Sequence[str] | None, where: str | None) -> pa.Table:

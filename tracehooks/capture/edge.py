@@ -82,22 +82,22 @@ def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G
     return guarded  # type: ignore[return-value]
 
 
-def swift_edge(method: Callable[[G, Any, Any], None]) -> Callable[[G, Any, Any], None]:
+def swift_edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
     """An edge for what is called with every tensor: the same, in fewer steps where no modes are active and the last
     argument is a plain tensor, not a subclass with functions of its own."""
     careful = edge(method)
 
     @functools.wraps(method)
-    def guarded(self: G, where: Any, value: Any) -> None:
+    def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
         if self.silent or self.pid != PROCESS.pid:
             return
-        if type(value) is not Tensor or torch_internals.anything_active():
-            careful(self, where, value)
+        if type(args[-1]) is not Tensor or torch_internals.anything_active():
+            careful(self, *args, **kwargs)
             return
         start = time.perf_counter()
         try:
             with self.lock:
-                method(self, where, value)
+                method(self, *args, **kwargs)
         except NonFiniteError:
             raise
         except Exception as error:  # the run must go on whatever the recording does
@@ -105,7 +105,7 @@ def swift_edge(method: Callable[[G, Any, Any], None]) -> Callable[[G, Any, Any],
         finally:
             self.took(time.perf_counter() - start)
 
-    return guarded
+    return guarded  # type: ignore[return-value]
 
 
 def outer_edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tracehooks.capture.parameters import Held, held_buffers, held_parameters
-from tracehooks.capture.select import named_modules, unwrap
+from tracehooks.capture.select import named_modules, unwrap, wrappers
 from tracehooks.core.config import Config
 
 GIT_TIMEOUT_S = 10
@@ -31,7 +31,7 @@ def describe_run(model: nn.Module, config: Config) -> dict[str, Any]:
         "pid": os.getpid(),
         "devices": _devices(),
         "world_size": world()[1],
-        "model": describe_model(unwrap(model)),
+        "model": {**describe_model(unwrap(model)), "wrappers": wrappers(model)},
         "flags": _flags(),
         "optimizers": [],
         "config": config.to_json(),

@@ -22,7 +22,7 @@ class Inputs:
         self._recorder, self._wants = recorder, frozenset(config.record)
 
     def of_root(self, root: nn.Module, arguments: Arguments, micro: int) -> int:
-        """Rows, masks and samples of the root's arguments; the batch size, 0 where there is none."""
+        """Rows, masks and samples of the root's arguments; how many samples are trained on."""
         batch = 0
         split = "train" if self._recorder.training else "validation"
         self._masks("", root, arguments, micro)
@@ -33,7 +33,7 @@ class Inputs:
                 batch = batch or first
                 if "samples" in self._wants and tensor.ndim and first == batch:
                     self._recorder.samples(tensor, slot.removeprefix("input."), split, micro)
-        return batch
+        return batch if self._recorder.training else 0
 
     def of_module(self, path: str, module: nn.Module, arguments: Arguments, call: int, micro: int) -> None:
         """Masks of another module's arguments and, if asked for, rows of those that are no module's output."""

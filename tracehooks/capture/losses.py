@@ -31,6 +31,14 @@ class Losses:
             self._scaled = [(ref, value) for ref, value in self._scaled if ref() is not None]
             self._scaled.append((weakref.ref(scaled), outputs.detach()))
 
+    def scaler_begins(self, scaler: object, optimizer: object) -> None:
+        """A GradScaler is about to step an optimizer: the loss scale, and whether gradients are unscaled already."""
+        scale, scaled = torch_internals.loss_scale(scaler), torch_internals.still_scaled(scaler, optimizer)
+        if scale is not None:
+            self._recorder.scalar("scale", scale)
+        if scaled is not None:
+            self._recorder.scalar("scale/unscaled", float(not scaled))
+
     def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
         """Backward starts from these."""
         self.reached = False

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import optimizers, torch_internals
+from tracehooks.capture.inspection import Inspection
 from tracehooks.capture.optimizers import Optimizers
 from tracehooks.capture.parameters import Census, Held, held_parameters
 from tracehooks.capture.places import Place
@@ -35,6 +36,7 @@ class ModelState:
         self._recorded: set[tuple[str, int]] = set()
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
+        self.inspection = Inspection(root, self, recorder, ema)
 
     def begin_step(self) -> None:
         """A new step: everything may be recorded once more."""
@@ -47,6 +49,7 @@ class ModelState:
         self.census = Census(self._root)
         self.optimizers = Optimizers([])
         self._probe = UpdateProbe()
+        self.inspection.release()
 
     # ---- what changed since attach
 
@@ -115,7 +118,7 @@ class ModelState:
                     self._recorder.tensor(tensor, self._place("optimizer", held)._replace(slot=slot))
 
     def record_settings(self, optimizer: Optimizer) -> None:
-        """Learning rates, numbered over the groups of all optimizers."""
+        """An optimizer has stepped: learning rates, numbered over the groups of all optimizers."""
         before = self.optimizers.living()[: self.optimizers.index(optimizer)]
         start = sum(len(optimizers.learning_rates(other)) for other in before)
         for i, rate in enumerate(optimizers.learning_rates(optimizer)):
@@ -123,6 +126,7 @@ class ModelState:
         found_inf = torch_internals.fused_scaling(optimizer)[1]
         if found_inf is not None:
             self._recorder.scalar("found_inf", found_inf)
+        self.inspection.optimizer_ends(optimizer)
 
     def record_ema(self, step: int) -> None:
         """Relative L2 distance between the model's parameters and those of its moving average, as ``ema/distance``."""
@@ -138,12 +142,13 @@ class ModelState:
 
     # ---- the rest
 
-    def drop_gradients(self, optimizer: Optimizer) -> int:
-        """Take this step's gradients away from an optimizer; how many parameters had one."""
+    def drop_gradients(self, optimizer: Optimizer) -> None:
+        """Take this step's gradients away from an optimizer."""
         dropped = [parameter for parameter in optimizers.parameters_of(optimizer) if parameter.grad is not None]
         for parameter in dropped:
             parameter.grad = None
-        return len(dropped)
+        text = f"dropped the gradients of {len(dropped)} parameters"
+        self._recorder.event("gradients_dropped", "warning", text, {"parameters": len(dropped)})
 
     def meet(self, optimizer: Optimizer) -> list[dict[str, Any]] | None:
         """An optimizer steps: when it is the first time, what run.json says of all that have, else None."""

@@ -44,10 +44,9 @@ class Optimizers:
         can a second micro-batch be told from a second step of a loop that updates by hand."""
         if not self._known and not self._searched:
             self._searched = True
-            for thing in gc.get_objects():
-                # type(), not isinstance(): __class__ may be computed and warn, and this looks at everybody's objects
-                if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups") and self.holds_ours(thing):
-                    self.add(thing)
+            for optimizer in _all_of_them():
+                if self.holds_ours(optimizer):
+                    self.add(optimizer)
         return bool(self.living())
 
     def living(self) -> list[Optimizer]:
@@ -57,6 +56,30 @@ class Optimizers:
     def held(self) -> set[int]:
         """ids of the parameters that some known optimizer holds."""
         return {id(parameter) for optimizer in self.living() for parameter in parameters_of(optimizer)}
+
+
+def _all_of_them() -> Iterator[Optimizer]:
+    """Every optimizer of this process."""
+    for thing in gc.get_objects():
+        # type(), not isinstance(): __class__ may be computed and warn, and this looks at everybody's objects
+        if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups"):
+            yield thing
+
+
+def held_by_any_optimizer() -> set[int]:
+    """ids of the tensors that some optimizer of this process holds, of whichever model."""
+    return {id(tensor) for optimizer in _all_of_them() for tensor in parameters_of(optimizer)}
+
+
+def strangers_like(parameters: list[Tensor]) -> Iterator[Optimizer]:
+    """Optimizers that hold none of these parameters but tensors of at least half of their shapes: made for another, or an
+    earlier, copy of the model."""
+    own, shapes = {id(parameter) for parameter in parameters}, [parameter.shape for parameter in parameters]
+    for optimizer in _all_of_them():
+        held = list(parameters_of(optimizer))
+        alike = sum(shape in {tensor.shape for tensor in held} for shape in shapes)
+        if held and 2 * alike >= len(shapes) and not any(id(tensor) in own for tensor in held):
+            yield optimizer
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -78,13 +101,15 @@ def state_tensors(optimizer: Optimizer, held: Held) -> Iterator[tuple[str, Tenso
 
 
 def describe(optimizer: Optimizer, names: dict[int, str]) -> dict[str, Any]:
-    """An optimizer for run.json: class, and the hyper-parameters and parameter names of each group."""
+    """An optimizer for run.json: class, the hyper-parameters and parameter names of each group, and the shapes of what it
+    holds that is not this model's."""
     groups = []
     for group in optimizer.param_groups:
         settings = {key: _jsonable(value) for key, value in group.items() if key != "params"}
         own = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
         groups.append({**settings, "parameters": own})
-    return {"class": type(optimizer).__name__, "groups": groups}
+    foreign = [list(tensor.shape) for tensor in parameters_of(optimizer) if id(tensor) not in names]
+    return {"class": type(optimizer).__name__, "groups": groups, "foreign": foreign}
 
 
 def _jsonable(value: Any) -> Any:

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,8 @@ class Recorder:
         self.only_watching = False
         """This step records no tensors: they are watched for non-finite values."""
         self.watch = Watch()
+        self.readers: list[Callable[[Drained], None]] = []
+        """Told of every flush; what they record goes out with the next."""
         self.training = True
         """Whether the forward pass under way computes gradients: kept with each row, not written."""
         self._seq = itertools.count()
@@ -207,7 +209,10 @@ class Recorder:
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
         named = [(seq, step, name, value) for step, _, _, seq, name, value in scalars]
         seen, outputs = self.watch.drain(), self.watch.drain_outputs()
-        return Drained([batch for batch in batches if len(batch)], rows, named, seen, outputs)
+        drained = Drained([batch for batch in batches if len(batch)], rows, named, seen, outputs)
+        for reader in self.readers:
+            reader(drained)
+        return drained
 
     def _head(self, x: Tensor, place: Place) -> Head:
         """The head of a tensor's row, made once."""

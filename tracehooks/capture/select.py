@@ -22,11 +22,22 @@ one of them: hooks on it run, hooks inside it are compiled away."""
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DataParallel, DistributedDataParallel and the like."""
-    while (attribute := UNWRAPPABLE.get(type(model).__name__)) and isinstance(
-        getattr(model, attribute, None), nn.Module
-    ):
-        model = getattr(model, attribute)
-    return model
+    *_, inner = _unwrapping(model)
+    return inner
+
+
+def wrappers(model: nn.Module) -> list[str]:
+    """Classes of the wrappers around the module that people mean, the outermost first."""
+    *around, _ = _unwrapping(model)
+    return [type(module).__name__ for module in around]
+
+
+def _unwrapping(model: nn.Module) -> Iterator[nn.Module]:
+    yield model
+    attribute = UNWRAPPABLE.get(type(model).__name__)
+    inner = getattr(model, attribute, None) if attribute else None
+    if isinstance(inner, nn.Module):
+        yield from _unwrapping(inner)
 
 
 def named_modules(root: nn.Module) -> dict[str, nn.Module]:

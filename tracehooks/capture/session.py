@@ -108,6 +108,7 @@ class Session:
     def _last_words(self) -> None:
         self.losses.left(self._locator.loss_left(), self.steps.micro)
         self._end_of_step()
+        self.state.inspection.close()
         self._flush()
 
     # ---- forward
@@ -124,8 +125,8 @@ class Session:
         self._begin_pass()
         self.clock.begin("forward" if self.recorder.training else "evaluation")
         if self.live:
-            batch = self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
-            self._batch += batch if self.recorder.training else 0
+            self._batch += self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
+            self.state.inspection.pass_begins(arguments)
         self._locator.pass_begins(args, kwargs, self.steps.micro)
 
     @edge
@@ -159,7 +160,7 @@ class Session:
         self.inputs.of_module(path, module, arguments, self.passes.coming_call(path), self.steps.micro)
 
     @swift_edge
-    def module_returned(self, hook: OutputHook, output: Any) -> None:
+    def module_returned(self, hook: OutputHook, args: Any, output: Any) -> None:
         """A module returned: its outputs, and hooks for their gradients."""
         recompute = torch_internals.graph_task_id() != -1
         if torch_internals.tracing():
@@ -168,6 +169,7 @@ class Session:
             self._orphan_returned(hook.path, output)
         if not self.live:
             return
+        self.state.inspection.module_returned(hook.path, args, output, recompute)
         call = self.passes.next_call(hook.path, recompute)
         grad = self.recording and self._wants_gradients and torch.is_grad_enabled()
         for slot, tensor in (("output", output),) if type(output) is Tensor else leaves(output, "output"):
@@ -229,6 +231,7 @@ class Session:
             self.clock.begin("backward")
             self.losses.backward_begins(tensors)
             self._locator.backward_begins(tensors)
+            self.state.inspection.backward_begins(tensors)
 
     @edge
     def backward_ends(self) -> None:
@@ -239,6 +242,7 @@ class Session:
         self.clock.end("backward")
         self.tensor_hooks.forget()
         self._locator.backward_ends()
+        self.state.inspection.backward_ends(self.losses.reached)
         if not self.losses.backward_ends(self.steps.micro):
             return  # it was another model's
         self.passes.end_opened()
@@ -312,9 +316,7 @@ class Session:
         """GradScaler.step is called."""
         if self.state.optimizers.holds_ours(optimizer):
             self._scaler_stepped = False
-            scale = torch_internals.loss_scale(scaler)
-            if scale is not None:
-                self.recorder.scalar("scale", scale)
+            self.losses.scaler_begins(scaler, optimizer)
 
     @edge
     def scaler_ends(self, scaler: object, optimizer: Optimizer) -> None:
@@ -352,9 +354,7 @@ class Session:
             return
         poisoned = self.outbox.drain(self.losses.scaling, *self._named(optimizer)) and not self.losses.scaling
         if poisoned and mode == "skip":
-            dropped = self.state.drop_gradients(optimizer)
-            text = f"dropped the gradients of {dropped} parameters"
-            self.recorder.event("gradients_dropped", "warning", text, {"parameters": dropped})
+            self.state.drop_gradients(optimizer)
         elif mode == "raise" and (poisoned or self.outbox.first is not seen):
             self._stepping.clear()
             self._flush()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DispatchMode = TorchDispatchMode
@@ -61,6 +62,31 @@ def sequence_of(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def result_shapes(node: Any) -> list[tuple[int, ...]]:
+    """Shapes of the results of the op that made an autograd node; empty where they are not known."""
+    return [tuple(int(size) for size in known.shape) for known in getattr(node, "_input_metadata", ())]
+
+
+def saved(node: Any, name: str) -> Any:
+    """What an autograd node keeps of its op under a name: a number, or a tensor that nobody's hooks packed (to unpack
+    it would run them); None where there is none."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None:
+        return getattr(node, f"_saved_{name}", None)
+    return raw.data if getattr(raw, "unpack_hook", raw) is None else None
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether this thread is in the forward pass of torch.utils.checkpoint's reentrant kind, which runs without
+    gradients."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and frame.f_code.co_filename.endswith("utils/checkpoint.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def push_mode(mode: Any) -> None:
     """Put a dispatch mode on top of the stack."""
     from torch.utils._python_dispatch import _push_mode
@@ -96,6 +122,12 @@ def last_sequence() -> int:
 def storage_key(x: Tensor) -> int:
     """Identity of the memory that a tensor and its views share, as long as it lives."""
     return int(x.untyped_storage()._cdata)
+
+
+def memory_of(x: Tensor) -> Hashable:
+    """A token for the memory that a tensor and its views share: equal tokens are the same memory, and as long as one is
+    kept no other memory gets its address. It keeps no values alive."""
+    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def tracing() -> bool:
@@ -221,6 +253,14 @@ def loss_scale(scaler: object) -> Tensor | float | None:
     """A GradScaler's scale without waiting for the device: a 0-dim tensor, before its first use the initial scale."""
     scale = getattr(scaler, "_scale", None)
     return scale if scale is not None else getattr(scaler, "_init_scale", None)
+
+
+def still_scaled(scaler: object, optimizer: object) -> bool | None:
+    """Whether a GradScaler has yet to unscale the gradients that an optimizer is about to use; None where that is not
+    known."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    stage = states[id(optimizer)].get("stage") if states is not None and id(optimizer) in states else None
+    return None if states is None else getattr(stage, "name", "READY") == "READY"
 
 
 def fused_scaling(optimizer: object) -> tuple[Tensor | None, Tensor | None]:

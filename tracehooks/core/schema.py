@@ -220,6 +220,49 @@ EVENT_KINDS: dict[str, EventKind] = {
     ),
     "modules_changed": EventKind("modules were added or removed after attach and hooked anew", ("added", "removed")),
     "module_not_hooked": EventKind("a module that takes no hooks: it is opaque, its parents are recorded", ("reason",)),
+    "training_mode": EventKind(
+        "modules as a training pass found them: at the first, and whenever that changed", ("training", "evaluation")
+    ),
+    "trainable": EventKind(
+        "parameters that require a gradient as a training pass found them: at the first, and whenever that changed",
+        ("trainable", "frozen"),
+    ),
+    "unreached": EventKind(
+        "no backward pass of the first steps reached these parameters though they require a gradient; the module is "
+        "where the path ends",
+        ("cause", "parameters"),
+    ),
+    "unregistered": EventKind(
+        "tensors that require gradients and reach the loss but are no parameters of the model: those in one attribute, "
+        "or in none",
+        ("owner", "attribute", "names", "shapes", "count", "in_optimizer"),
+    ),
+    "gradient_lost": EventKind(
+        "an autograd node that receives a gradient and sends zeros towards these parameters",
+        ("op", "module", "shape", "dimension", "parameters"),
+    ),
+    "loss_broadcast": EventKind(
+        "the loss compares one prediction a sample with one target a sample, all against all",
+        ("op", "shapes", "result"),
+    ),
+    "loss_of_probabilities": EventKind(
+        "a loss function that takes logits, or their log_softmax, was given probabilities", ("loss", "op")
+    ),
+    "data_loader": EventKind(
+        "a data loader of the process, at the first backward pass and, where its epoch changed, at the end",
+        ("number", "dataset", "samples", "batch_size", "workers", "sampler", "shuffle", "epoch"),
+    ),
+    "foreign_optimizer": EventKind(
+        "while parameters are in no optimizer, one of the process holds tensors of the same shapes and none of the model's",
+        ("optimizer", "shapes"),
+    ),
+    "graph_held": EventKind(
+        "buffers, or tensors in attributes of modules, that hold the autograd graph that made them", ("buffers",)
+    ),
+    "average": EventKind(
+        "buffers of the moving average that are at the end as they were at attach while the model's have changed",
+        ("stale_buffers",),
+    ),
     "checkpoint": EventKind("a state dict was kept", ("name", "tensors", "hash", "hashes", "shares_memory_with_model")),
     "note": EventKind("a note of the user's"),
     "paused": EventKind("recording was paused"),
@@ -260,7 +303,11 @@ RUN_FIELDS: tuple[Field, ...] = (
     Field("pid", _INT, "process id of rank 0"),
     Field("devices", {"type": "array", "items": _TEXT}, "device names"),
     Field("world_size", {"type": "integer", "minimum": 1}, "number of ranks"),
-    Field("model", _OBJECT, "class, digest of the module tree, parameter_count, modules, parameters, buffers"),
+    Field(
+        "model",
+        _OBJECT,
+        "class, digest of the module tree, parameter_count, modules, parameters, buffers, wrappers around it",
+    ),
     Field("flags", _OBJECT, "seed, determinism, TF32, autocast dtype, threads"),
     Field("optimizers", {"type": "array", "items": _OBJECT}, "class and hyper-parameters of each optimizer seen"),
     Field("config", _OBJECT, "the recording configuration", required=True),

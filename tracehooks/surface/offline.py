@@ -9,8 +9,9 @@ from tracehooks.analysis import engine
 from tracehooks.analysis.diff import Diff
 from tracehooks.analysis.diff import diff as diff_runs
 from tracehooks.analysis.first import first as first_of_run
+from tracehooks.analysis.rules import diagnose as diagnose_run
 from tracehooks.analysis.steps import Rename, Steps
-from tracehooks.core.records import FirstNonFinite, RunSource
+from tracehooks.core.records import Finding, FirstNonFinite, RunSource
 from tracehooks.storage import Run, open_run
 from tracehooks.storage import repair as repair
 
@@ -40,6 +41,19 @@ def diff(a: Source, b: Source, *, steps: Steps = None, rename: Rename = None, to
 def first(run: Source) -> FirstNonFinite | None:
     """The first non-finite value of a run, from its events or else from its rows; None when all is finite."""
     return first_of_run(_opened(run))
+
+
+def diagnose(path: Source, control: Source | None = None) -> list[Finding]:
+    """What is wrong with a run, the likeliest explanation first; nothing when it is healthy.
+
+    Args:
+        path: the run, or where it is.
+        control: a run that is known to be fine; what is found there as well is left out.
+
+    Raises:
+        NotARunError, UnreadableRunError, FormatVersionError: as `open`.
+    """
+    return diagnose_run(_opened(path), None if control is None else _opened(control))
 
 
 def query(run: Source, sql: str) -> pa.Table:

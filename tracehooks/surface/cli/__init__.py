@@ -18,6 +18,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {
         "show": "What a run recorded, at a glance.",
         "first": "The first non-finite value of a run.",
+        "diagnose": "What is wrong with a run, and what to check next.",
         "diff": "Where two runs part, and what made them.",
         "query": "SQL over a run's tables.",
         "repair": "Seal what a crash left.",

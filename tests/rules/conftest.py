@@ -1,0 +1,47 @@
+"""Training a few lines of code under attach() and asking what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tracehooks
+from tracehooks.core.records import Finding
+
+Diagnose = Callable[..., list[Finding]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def diagnosed(tmp_path: Path) -> Diagnose:
+    """diagnosed(case): attach to the case's model, run its steps, close, diagnose. No recorder error may have happened."""
+
+    def run(case: Any) -> list[Finding]:
+        path = tmp_path / "run"
+        trace = tracehooks.attach(case.model, path, quiet=True, **case.options)
+        try:
+            for number in range(case.steps):
+                case.step(number)
+                case.after(number, trace)
+        except RuntimeError:
+            if not case.raises:
+                raise
+        finally:
+            trace.close()
+        events = tracehooks.open(path).events(["message"], where="kind = 'recorder_error'")
+        assert events["message"].to_pylist() == []
+        return tracehooks.diagnose(path)
+
+    return run

@@ -1,0 +1,247 @@
+"""Modules: dead or constant outputs, modules that never run, the wrong mode, frozen ones that still change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tracehooks.analysis.rules.facts import CONSTANT_STEPS, Facts, Seen
+from tracehooks.analysis.rules.rule import Found, listed, rule
+
+DEAD_STEPS = 3
+TOKENS_EACH = 8
+
+RECTIFYING = frozenset(
+    {"ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Hardshrink", "Softshrink"}
+)
+CAN_BE_CONSTANT = ("Norm", "Softmax", "Sigmoid", "Tanh", "GELU", "SiLU", "ELU", "Softsign")
+"""Parts of the names of modules whose outputs vary with any input that does."""
+MODAL = ("Dropout", "DropPath", "StochasticDepth", "BatchNorm")
+"""Parts of the names of modules that do something else in training than in evaluation mode."""
+
+
+@rule(
+    sees="an activation that is zero for every input, so that nothing before it learns; functional ones by the "
+    "module before",
+    threshold=f"all elements zero in every one of {DEAD_STEPS} or more steps up to the last (for a functional "
+    "rectifier: nothing positive before it, and all gradients zero); a sparse layer in which every unit fires for "
+    "some sample is fine",
+    source="Maas, Hannun and Ng, 2013: a unit that is negative for all inputs has no gradient",
+    next_check="find the step before: a large learning rate, or a bias that went far below zero",
+    symptoms=("flat-loss", "silence"),
+    evidence=("modules", "fraction", "cause"),
+    causes=("dying_relu",),
+)
+def dead_activations(facts: Facts) -> Iterator[Found]:
+    backward = {(site.module, site.slot, site.call): site for site in facts.of_phase("backward")}
+    dead: dict[str, int] = {}
+    for site in facts.of_phase("forward"):
+        if site.type in RECTIFYING:
+            since = site.last_nonzero
+        elif site.last_positive is not None and not site.nonfinite and _feeds_a_rectifier(site):
+            gradient = backward.get((site.module, site.slot, site.call))
+            if gradient is None or facts.steps_between(gradient.last_nonzero, gradient.last_step) < DEAD_STEPS:
+                continue
+            since = max(site.last_positive, gradient.last_nonzero if gradient.last_nonzero is not None else -1)
+        else:
+            continue
+        if facts.steps_between(since, site.last_step) >= DEAD_STEPS:
+            dead.setdefault(site.module, site.first_step if since is None else since + 1)
+        elif site.type in RECTIFYING:
+            dead.pop(site.module, None)
+    rectifiers = {module: since for module, since in dead.items() if facts.modules.get(module) in RECTIFYING}
+    for module, since in (rectifiers or dead).items():
+        text = f"{module or '(root)'} is zero for every input since step {since}: nothing before it learns"
+        evidence = {"modules": [module], "fraction": 1.0, "cause": "dying_relu"}
+        yield Found("error", text, since, module, evidence)
+
+
+@rule(
+    sees="a normalisation or activation whose output does not depend on its input: it normalises one element, or is "
+    "saturated",
+    threshold=f"all elements equal in every one of {CONSTANT_STEPS} or more steps up to the last, or an op of it at "
+    "which gradients end",
+    source="(x − mean(x)) of one element is zero; softmax of one element is one",
+    next_check="check the dimension it runs over and its size",
+    symptoms=("flat-loss", "silence", "ignores-condition"),
+    evidence=("modules", "cause"),
+    causes=("norm_over_single_element", "saturated"),
+)
+def constant_activations(facts: Facts) -> Iterator[Found]:
+    constant: dict[str, int] = {}
+    for site in facts.of_phase("forward"):
+        if not any(part in site.type for part in CAN_BE_CONSTANT) or site.count < 2 or site.nonfinite:
+            continue
+        if facts.is_constant(site):
+            constant.setdefault(site.module, site.first_step if site.last_varied is None else site.last_varied + 1)
+    for event in facts.events("gradient_lost"):
+        if event.module is not None and "Norm" in event.details["op"]:
+            constant.setdefault(event.module, facts.run_start)
+    for module, since in constant.items():
+        kind = facts.modules.get(module, "")
+        evidence = {"modules": [module], "cause": "norm_over_single_element" if "Norm" in kind else "saturated"}
+        text = f"{module or '(root)'} ({kind}) gives the same number for every input since step {since}"
+        yield Found("warning", text, since, module, evidence)
+
+
+@rule(
+    sees="experts that a router never chooses",
+    threshold="modules of one class in one list, some of which get all the tokens and some none in any step, where "
+    f"chance would have given each {TOKENS_EACH} or more; next to them a parameter with one row for each of them",
+    source="Shazeer et al., 2017: without a balancing loss a router settles on few experts",
+    next_check="add or strengthen the load-balancing loss, or noise in the router; look at its logits",
+    symptoms=("flat-loss",),
+    evidence=("modules", "count", "tokens", "cause"),
+    causes=("router_collapse",),
+)
+def dead_modules(facts: Facts) -> Iterator[Found]:
+    used: dict[str, int] = defaultdict(int)
+    for site in facts.of_phase("forward"):
+        if site.slot.startswith("output") and site.shape:
+            used[site.module] = max(used[site.module], site.elements // max(1, site.shape[-1]))
+    for parent, members in _lists(facts).items():
+        idle = [path for path in members if not _any_used(path, used)]
+        tokens = sum(used[path] for path in members)
+        if not idle or len(idle) == len(members) or tokens < TOKENS_EACH * len(members):
+            continue
+        if not _has_router(facts, parent, len(members)):
+            continue
+        text = f"{len(idle)} of {len(members)} modules in {parent} never get a token: {listed(idle)}"
+        evidence = {"modules": idle, "count": len(idle), "tokens": tokens, "cause": "router_collapse"}
+        yield Found("warning", text, facts.run_start, idle[0], evidence)
+
+
+@rule(
+    sees="training with modules in evaluation mode: dropout and batch statistics are off",
+    threshold="the whole model, with a module to which the mode matters, in evaluation mode in a pass with "
+    "gradients; parts that are set so inside a model in training mode are taken as meant",
+    source="torch.nn.Module.eval stays in force until train() is called",
+    next_check="call model.train() after every evaluation, and at the start after loading a model",
+    symptoms=("flat-loss", "too-good"),
+    evidence=("modules", "count", "cause"),
+    causes=("missing_train_call",),
+)
+def eval_mode_in_training(facts: Facts) -> Iterator[Found]:
+    before: set[str] = set()
+    for event in facts.events("training_mode"):
+        evaluation = event.details["evaluation"]
+        modal = [path for path in evaluation if any(part in facts.modules.get(path, "") for part in MODAL)]
+        if "" in evaluation and modal and not before.intersection(modal) and facts.trains_after(event.step):
+            flipped = bool(before)
+            since = event.step
+            text = f"the model is in evaluation mode since step {since} while it is trained: {listed(modal)} do nothing"
+            evidence = {"modules": ["", *modal], "cause": "missing_train_call", "count": len(modal)}
+            yield Found("warning" if flipped or _batch_norm(facts, modal) else "info", text, since, "", evidence)
+            return
+        before |= set(evaluation)
+
+
+@rule(
+    sees="running statistics that change inside a module all of whose parameters are frozen",
+    threshold="its parameters require no gradient and keep their bits, its buffers change; an average that follows "
+    "another model changes its parameters too and is fine",
+    source="torch.nn.BatchNorm: running_mean and running_var are updated in training mode whatever requires_grad says",
+    next_check="call eval() on the frozen module after every model.train()",
+    symptoms=(),
+    evidence=("buffers", "modules", "count", "cause"),
+    causes=("bn_train_mode_in_frozen_module",),
+)
+def frozen_buffer_changed(facts: Facts) -> Iterator[Found]:
+    changed = [
+        site
+        for site in facts.of_phase("buffer")
+        if site.slot in ("running_mean", "running_var") and site.changed and _frozen(facts, site.module)
+    ]
+    if changed and facts.trainable:
+        modules = list(dict.fromkeys(site.module for site in changed))
+        yield Found(
+            "warning",
+            f"running statistics of {listed(modules)} change although all parameters there are frozen",
+            min(site.first_step for site in changed),
+            modules[0],
+            {
+                "buffers": [site.name for site in changed],
+                "modules": modules,
+                "count": len(changed),
+                "cause": "bn_train_mode_in_frozen_module",
+            },
+        )
+
+
+def _feeds_a_rectifier(site: Seen) -> bool:
+    """Whether a module is of a kind that functional rectifiers are put behind."""
+    return any(part in site.type for part in ("Linear", "Conv", "Norm"))
+
+
+def _lists(facts: Facts) -> dict[str, list[str]]:
+    """Paths of the modules of one class in one container with numbered places, by the container's path."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path, kind in facts.modules.items():
+        parent, _, name = path.rpartition(".")
+        if name.isdigit():
+            found[parent, kind].append(path)
+    return {parent: paths for (parent, _), paths in found.items() if len(paths) >= 2}
+
+
+def _any_used(path: str, used: dict[str, int]) -> bool:
+    return used.get(path, 0) > 0 or any(count and name.startswith(f"{path}.") for name, count in used.items())
+
+
+def _has_router(facts: Facts, container: str, members: int) -> bool:
+    around = container.rpartition(".")[0]
+    return any(
+        name.startswith(f"{around}." if around else "")
+        and not name.startswith(f"{container}.")
+        and described["shape"][:1] == [members]
+        for name, described in facts.described.items()
+    )
+
+
+def _batch_norm(facts: Facts, paths: list[str]) -> bool:
+    return any("BatchNorm" in facts.modules.get(path, "") for path in paths)
+
+
+def _frozen(facts: Facts, module: str) -> bool:
+    """Whether all parameters of a module, or of the nearest module around it that has any, are frozen and unchanged."""
+    prefix = f"{module}." if module else ""
+    own = [name for name in facts.described if name.startswith(prefix)]
+    if not own:
+        return bool(module) and _frozen(facts, module.rpartition(".")[0])
+    trainable = set(facts.trainable)
+    return all(
+        name not in trainable and name in facts.parameters and not facts.parameters[name].changed for name in own
+    )
+
+
+@rule(
+    sees="an embedding whose row for padding is not zero: padded positions are not silent",
+    threshold="the norm of the row of padding_idx above zero at the first step; a note where the model is given a mask",
+    source="torch.nn.Embedding zeroes the row of padding_idx when it is made; an initialisation that runs later "
+    "overwrites it",
+    next_check="zero the row after the weights are initialised or loaded, or mask padded positions",
+    symptoms=("flat-loss", "silence"),
+    evidence=("params", "modules", "cause"),
+    causes=("init_overwrites_padding",),
+)
+def padding_row_nonzero(facts: Facts) -> Iterator[Found]:
+    rows = {name.partition("/")[2]: series for name, series in facts.scalars("padding_row/").items()}
+    loud = [path for path, series in rows.items() if series.values[0] > 0]
+    if loud:
+        masked = any("mask" in site.slot for site in facts.of_phase("input"))
+        text = f"the padding row of {listed(loud)} is not zero (norm {rows[loud[0]].values[0]:.3g})"
+        evidence = {
+            "params": [f"{path}.weight" for path in loud],
+            "modules": loud,
+            "cause": "init_overwrites_padding",
+        }
+        yield Found("info" if masked else "warning", text, facts.run_start, loud[0], evidence)
+
+
+RULES = (
+    dead_activations,
+    constant_activations,
+    dead_modules,
+    eval_mode_in_training,
+    frozen_buffer_changed,
+    padding_row_nonzero,
+)

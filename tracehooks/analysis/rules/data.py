@@ -1,0 +1,258 @@
+"""The samples: repeated, in the same order, drifting, constant, shared between splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tracehooks.analysis.rules.facts import Batches, Facts
+from tracehooks.analysis.rules.rule import Found, rule
+from tracehooks.analysis.rules.series import longest, period, trend
+
+REPEATS = 3
+DRIFT = 4.0
+ALIKE = 5
+OVERLAP = 2
+MATERIAL = (
+    "mask",
+    "position",
+    "type_id",
+    "index",
+    "edge",
+    "adj",
+    "coord",
+    "grid",
+    "length",
+    "cache",
+    "step",
+    "time",
+    "sigma",
+)
+"""Parts of the names of inputs that are often the same for good reason."""
+
+
+@rule(
+    sees="one and the same batch in step after step although the data loader has more",
+    threshold=f"the same fingerprints in {REPEATS} or more batches running and in at least half of all; a warning "
+    "where a loader of that batch size has more than one batch, else a note: training on all data at once, or on one "
+    "batch on purpose, is fine",
+    source="content hashes of the samples; next(iter(loader)) makes a new iterator at every call",
+    next_check="make the iterator once, outside of the loop",
+    symptoms=("flat-loss", "repetition", "too-good"),
+    evidence=("period", "count", "unique_batches", "cause"),
+    causes=("iterator_recreated",),
+)
+def repeated_batch(facts: Facts) -> Iterator[Found]:
+    batches = _main(facts)
+    if batches is None:
+        return
+    same = batches.digests[1:] == batches.digests[:-1]
+    start, length = longest(same)
+    if length + 1 < REPEATS or length + 1 < 0.5 * len(batches.digests):
+        return
+    loader = _loader_of(facts, int(batches.samples[start]))
+    unique = len(np.unique(batches.digests))
+    more = f", and the loader has {loader['samples']} samples" if loader else ""
+    yield Found(
+        "warning" if loader else "info",
+        f"{length + 1} batches running are the same {int(batches.samples[start])} samples{more}",
+        int(batches.steps[start + 1]),
+        batches.name,
+        {
+            "period": 1,
+            "count": length + 1,
+            "unique_batches": unique,
+            "cause": "iterator_recreated" if loader else None,
+        },
+    )
+
+
+@rule(
+    sees="epochs in which the batches come in the same order each time",
+    threshold="every batch equals the one a period before, bit for bit, over more than one and a half periods of "
+    "different batches; a warning where the loader is to shuffle, else a note",
+    source="torch.utils.data.distributed.DistributedSampler: without set_epoch every epoch has the same order",
+    next_check="call sampler.set_epoch(epoch) at the start of every epoch; do not seed the generator anew",
+    symptoms=("flat-loss", "repetition", "too-good"),
+    evidence=("period", "count", "cause"),
+    causes=("set_epoch_missing", "not_shuffled"),
+)
+def same_order_each_epoch(facts: Facts) -> Iterator[Found]:
+    batches = _main(facts)
+    every = None if batches is None else period(batches.digests)
+    if batches is None or every is None:
+        return
+    loader = next((known for known in _loaders(facts) if known["shuffle"]), None)
+    stuck = bool(loader) and _epoch_stands_still(facts, loader)
+    yield Found(
+        "warning" if loader else "info",
+        f"the {every} batches of an epoch come in the same order every time"
+        + (f", though {loader['sampler']} is to shuffle them" if loader else ""),
+        int(batches.steps[every]),
+        batches.name,
+        {"period": every, "count": len(batches.digests), "cause": "set_epoch_missing" if stuck else "not_shuffled"},
+    )
+
+
+@rule(
+    sees="batches that come twice, a few batches apart: worker processes that draw the same random numbers",
+    threshold="between 30 % and 95 % of the batches equal the one so many batches before, and the order has no "
+    "period; a warning where a loader has more than one worker, else a note",
+    source="NumPy's global generator is copied to every worker process of a data loader in the same state",
+    next_check="seed each worker by its own number (worker_init_fn), or draw from torch's generator",
+    symptoms=("repetition", "too-good"),
+    evidence=("lag", "share", "cause"),
+    causes=("worker_rng_copied",),
+)
+def duplicate_augmentation(facts: Facts) -> Iterator[Found]:
+    for batches in facts.batches:
+        digests = batches.digests
+        if len(digests) < 4 or period(digests) is not None or _is_material(batches.name):
+            continue
+        for lag in range(1, min(17, len(digests) // 2 + 1)):
+            share = float((digests[lag:] == digests[:-lag]).mean())
+            if 0.3 <= share <= 0.95 and len(np.unique(digests)) > 1:
+                workers = any((loader["workers"] or 0) > 1 for loader in _loaders(facts))
+                text = f"{share:.0%} of the batches equal the one {lag} before: {batches.name}"
+                evidence = {"lag": lag, "share": share, "cause": "worker_rng_copied" if workers else None}
+                step = int(batches.steps[lag:][digests[lag:] == digests[:-lag]][0])
+                yield Found("warning" if workers else "info", text, step, batches.name, evidence)
+                return
+
+
+@rule(
+    sees="an input whose values move away from where they began",
+    threshold=f"the mean moves by more than {DRIFT:g} standard deviations of the first steps, or the magnitude "
+    f"changes by more than {DRIFT:g}-fold, in rank order over the steps (Spearman 0.9)",
+    source="a transform that works in place on a cached sample is applied once more in every epoch",
+    next_check="load the same sample twice: are the values equal? Copy before an in-place transform",
+    symptoms=("flat-loss", "nan"),
+    evidence=("growth", "apart", "cause"),
+    causes=("inplace_transform_on_cached_data",),
+)
+def input_drift(facts: Facts) -> Iterator[Found]:
+    rows = facts.sql(
+        "SELECT slot::VARCHAR AS slot, step, avg(mean) AS mean, avg(rms) AS rms, avg(std) AS std FROM tensors "
+        "WHERE phase::VARCHAR = 'input' AND module::VARCHAR = '' AND contains(dtype::VARCHAR, 'float') "
+        "AND rms IS NOT NULL GROUP BY ALL ORDER BY slot, step"
+    )
+    slots = np.array(rows["slot"].to_pylist(), dtype=object)
+    for slot in dict.fromkeys(slots):
+        mean, rms, std = (rows[name].to_numpy()[slots == slot] for name in ("mean", "rms", "std"))
+        if len(mean) < 6:
+            continue
+        third = len(mean) // 3
+        apart = abs(np.median(mean[-third:]) - np.median(mean[:third])) / max(float(np.median(std[:third])), 1e-30)
+        growth = float(np.median(rms[-third:]) / max(float(np.median(rms[:third])), 1e-30))
+        moved = apart > DRIFT and abs(trend(mean)) >= 0.9
+        grown = not 1 / DRIFT <= growth <= DRIFT and abs(trend(rms)) >= 0.9
+        if moved or grown:
+            steps = rows["step"].to_numpy()[slots == slot]
+            spans = f"mean from {mean[0]:.3g} to {mean[-1]:.3g}, magnitude from {rms[0]:.3g} to {rms[-1]:.3g}"
+            text = f"{slot} moves away from its first values: {spans}"
+            evidence = {"growth": growth, "apart": float(apart), "cause": "inplace_transform_on_cached_data"}
+            yield Found("warning", text, int(steps[0]), slot, evidence)
+
+
+@rule(
+    sees="a condition that never varies: the same for every sample of every batch",
+    threshold=f"one fingerprint in {ALIKE} or more batches of two or more samples, while another input has many; "
+    "inputs named like masks, positions or times are left out",
+    source="content hashes of the samples: an empty caption, a label that is always the same",
+    next_check="print the condition next to its source: is it lost in tokenisation, in the collation, or absent from "
+    "the data?",
+    symptoms=("ignores-condition",),
+    evidence=("input", "count", "cause"),
+    causes=("empty_condition",),
+)
+def constant_input(facts: Facts) -> Iterator[Found]:
+    varied = {batches.name for batches in facts.batches if len(np.unique(batches.digests)) > 0.5 * len(batches.digests)}
+    if len(varied) == len(facts.batches):
+        return
+    rows = facts.sql(
+        "SELECT name::VARCHAR AS name, count(DISTINCT hash) AS contents, count(*) AS samples, "
+        "count(DISTINCT step) AS steps, max(index) AS largest FROM samples WHERE split::VARCHAR = 'train' "
+        "GROUP BY ALL ORDER BY name"
+    ).to_pylist()
+    for row in rows:
+        if (
+            varied
+            and row["contents"] == 1
+            and row["steps"] >= ALIKE
+            and row["largest"]
+            and not _is_material(row["name"])
+        ):
+            text = f"{row['name']} is the same for all {row['samples']} samples of {row['steps']} steps"
+            evidence = {"count": row["samples"], "cause": "empty_condition", "input": row["name"]}
+            yield Found("warning", text, facts.run_start, f"input.{row['name']}", evidence)
+
+
+@rule(
+    sees="samples that are in the training and in the validation data",
+    threshold=f"{OVERLAP} or more of the validation samples, but not all (to evaluate on training data may be meant, "
+    "and is a note), by content hash of the most varied input of at least four elements",
+    source="content hashes of the samples",
+    next_check="split by source id before anything is cut, shuffled or cached, and compare the ids",
+    symptoms=("too-good",),
+    evidence=("count", "share", "cause"),
+    causes=("shuffle_before_slice",),
+)
+def split_overlap(facts: Facts) -> Iterator[Found]:
+    sizes = {site.slot.removeprefix("input."): site for site in facts.of_phase("input") if site.module == ""}
+    rows = facts.sql(
+        "WITH seen AS (SELECT name::VARCHAR AS name, hash, bool_or(split::VARCHAR = 'train') AS train, "
+        "bool_or(split::VARCHAR <> 'train') AS held_out, min(CASE WHEN split::VARCHAR <> 'train' THEN step END) AS step "
+        "FROM samples GROUP BY ALL) "
+        "SELECT name, count_if(train) AS train, count_if(held_out) AS held_out, count_if(train AND held_out) AS shared, "
+        "min(CASE WHEN train THEN step END) AS step FROM seen GROUP BY name ORDER BY train DESC, name LIMIT 1"
+    ).to_pylist()
+    for row in rows:
+        site = sizes.get(row["name"])
+        if row["shared"] < OVERLAP or (site is not None and site.shape and site.count < 4 * site.shape[0]):
+            continue
+        share = row["shared"] / row["held_out"]
+        text = f"{row['shared']} of {row['held_out']} validation samples are training samples ({share:.0%})"
+        evidence = {"count": row["shared"], "share": share, "cause": "shuffle_before_slice" if share < 1 else None}
+        yield Found("warning" if share < 1 else "info", text, row["step"], row["name"], evidence)
+
+
+def _main(facts: Facts) -> Batches | None:
+    """The batches by their most varied input."""
+    return facts.batches[0] if facts.batches else None
+
+
+def _is_material(name: str) -> bool:
+    return any(part in name.lower() for part in MATERIAL)
+
+
+def _loaders(facts: Facts) -> list[Mapping[str, Any]]:
+    """Each data loader as it was when last told of."""
+    return list({event.details["number"]: event.details for event in facts.events("data_loader")}.values())
+
+
+def _loader_of(facts: Facts, batch: int) -> Mapping[str, Any] | None:
+    """A loader of that batch size with more than one batch."""
+    return next(
+        (known for known in _loaders(facts) if known["batch_size"] == batch and (known["samples"] or 0) > batch), None
+    )
+
+
+def _epoch_stands_still(facts: Facts, loader: Mapping[str, Any] | None) -> bool:
+    epochs = {
+        event.details["epoch"]
+        for event in facts.events("data_loader")
+        if loader and event.details["number"] == loader["number"]
+    }
+    return len(epochs) == 1
+
+
+RULES = (
+    repeated_batch,
+    same_order_each_epoch,
+    duplicate_augmentation,
+    input_drift,
+    constant_input,
+    split_overlap,
+)

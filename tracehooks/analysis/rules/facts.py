@@ -1,0 +1,275 @@
+"""What rules read: a run's tables, summed up once and shared by all of them.
+
+The tensors table is scanned once, grouped by site, so that ten million rows cost one pass; what a rule needs beyond that
+it asks with a query narrowed to few rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tracehooks.analysis.engine import Queries
+from tracehooks.core.records import RunSource
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CONSTANT_STEPS = 3
+"""Steps up to the last in which a tensor must be constant to be called so."""
+
+_SITES = """
+SELECT phase::VARCHAR AS phase, module::VARCHAR AS module, slot::VARCHAR AS slot, call,
+       any_value(type::VARCHAR) AS type, any_value(dtype::VARCHAR) AS dtype, count(*) AS rows,
+       min(step) AS first_step, max(step) AS last_step, min(step * 1000000 + seq) AS order,
+       max(count) AS count, any_value(shape) AS shape,
+       max(CASE WHEN zeros < count OR count = 0 THEN step END) AS last_nonzero,
+       max(CASE WHEN min IS NULL OR max > min OR count < 2 THEN step END) AS last_varied,
+       max(CASE WHEN count > 0 THEN step END) AS last_filled,
+       max(CASE WHEN max > 0 THEN step END) AS last_positive,
+       sum(count)::BIGINT AS elements, sum(zeros)::BIGINT AS zeros,
+       sum(nan + posinf + neginf)::BIGINT AS nonfinite,
+       max(absmax) AS absmax, exp(avg(CASE WHEN rms > 0 THEN ln(rms) END)) AS rms,
+       min(hash) AS least_hash, max(hash) AS greatest_hash
+FROM tensors GROUP BY ALL ORDER BY "order"
+"""
+
+_BATCHES = """
+SELECT step, micro, name::VARCHAR AS name, count(*) AS samples, bit_xor(hash(hash, index)) AS digest
+FROM samples WHERE split::VARCHAR = 'train' GROUP BY ALL ORDER BY step, micro
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All rows of one site: which tensor of which call of which module, in one phase."""
+
+    phase: str
+    module: str
+    slot: str
+    call: int
+    type: str
+    dtype: str
+    rows: int
+    first_step: int
+    last_step: int
+    order: int
+    """Place in the order of execution of its first row."""
+    count: int
+    """Elements of the largest row."""
+    shape: tuple[int, ...]
+    last_nonzero: int | None
+    """The last step in which it held anything but zeros; None when there is none."""
+    last_varied: int | None
+    """The last step in which its elements were not all equal."""
+    last_filled: int | None
+    """The last step in which it had elements at all."""
+    last_positive: int | None
+    """The last step in which an element was above zero."""
+    elements: int
+    zeros: int
+    nonfinite: int
+    absmax: float | None
+    rms: float | None
+    """Geometric mean over the rows that are not all zero."""
+    least_hash: int | None
+    greatest_hash: int | None
+
+    @property
+    def name(self) -> str:
+        """Dotted name of a parameter or buffer."""
+        return f"{self.module}.{self.slot}" if self.module else self.slot
+
+    @property
+    def changed(self) -> bool:
+        """Whether its content was not the same in all rows, as far as hashes were recorded."""
+        return self.least_hash != self.greatest_hash
+
+
+class Event(NamedTuple):
+    """A row of the events table."""
+
+    step: int
+    module: str | None
+    message: str
+    details: Mapping[str, Any]
+
+
+class Series(NamedTuple):
+    """A scalar over time, finite values only; where a step has several, each."""
+
+    steps: Ints
+    values: Floats
+
+
+class Batches(NamedTuple):
+    """The batches trained on, by one input of the root, in order. One that only repeats its predecessor inside the same
+    step is left out."""
+
+    name: str
+    steps: Ints
+    samples: Ints
+    digests: NDArray[np.uint64]
+
+
+class Facts:
+    """One run, as rules see it."""
+
+    def __init__(self, run: RunSource) -> None:
+        self.run = run
+        self._queries = Queries(run)
+
+    def sql(self, statement: str) -> pa.Table:
+        """The result of a query over the run's tables."""
+        return self._queries(statement)
+
+    @cached_property
+    def sites(self) -> list[Seen]:
+        """Every site, in order of execution."""
+        rows = self.sql(_SITES).to_pylist()
+        return [Seen(**{**row, "shape": tuple(row["shape"] or ())}) for row in rows]
+
+    def of_phase(self, *phases: str) -> list[Seen]:
+        """The sites of some phases, in order of execution."""
+        return [site for phase in phases for site in self._by_phase.get(phase, [])]
+
+    @cached_property
+    def _by_phase(self) -> dict[str, list[Seen]]:
+        found: dict[str, list[Seen]] = defaultdict(list)
+        for site in self.sites:
+            found[site.phase].append(site)
+        return found
+
+    @cached_property
+    def gradients(self) -> dict[str, Seen]:
+        """Gradients of parameters by the parameter's name; a parameter that never had one is not there."""
+        return {site.name: site for site in self.of_phase("gradient_local", "gradient")}
+
+    @cached_property
+    def updates(self) -> dict[str, Seen]:
+        """What optimizers did to parameters, by name."""
+        return {site.name: site for site in self.of_phase("update")}
+
+    @cached_property
+    def parameters(self) -> dict[str, Seen]:
+        """Values of parameters by name."""
+        return {site.name: site for site in self.of_phase("parameter")}
+
+    @cached_property
+    def described(self) -> dict[str, Mapping[str, Any]]:
+        """Parameters as run.json describes them, by name, in the model's order."""
+        model = self.run.info.get("model") or {}
+        return {parameter["name"]: parameter for parameter in model.get("parameters", [])}
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """Class of each module by path, in the model's order."""
+        model = self.run.info.get("model") or {}
+        return {module["path"]: module["type"] for module in model.get("modules", [])}
+
+    @cached_property
+    def trainable(self) -> list[str]:
+        """Parameters that required a gradient at any time, in the model's order."""
+        flagged = {name for event in self.events("trainable") for name in event.details["trainable"]}
+        at_attach = {name for name, parameter in self.described.items() if parameter.get("requires_grad")}
+        names = flagged or at_attach
+        return [name for name in self.described if name in names] + sorted(names - self.described.keys())
+
+    @cached_property
+    def optimizers(self) -> list[Mapping[str, Any]]:
+        """Optimizers as run.json describes them."""
+        return self.run.info.get("optimizers") or []
+
+    @cached_property
+    def held(self) -> set[str]:
+        """Parameters that some optimizer holds."""
+        groups = (group for optimizer in self.optimizers for group in optimizer.get("groups", []))
+        return {name for group in groups for name in group.get("parameters", [])}
+
+    def is_constant(self, site: Seen) -> bool:
+        """Whether all elements of a tensor were equal in every one of the last steps."""
+        return not site.nonfinite and self.steps_between(site.last_varied, site.last_step) >= CONSTANT_STEPS
+
+    @property
+    def run_start(self) -> int:
+        """The first recorded step."""
+        return int(self.recorded[0]) if len(self.recorded) else 0
+
+    def trains_after(self, step: int) -> bool:
+        """Whether a loss was recorded in a later step."""
+        losses = self.scalar("loss").steps
+        return bool(len(losses)) and int(losses[-1]) > step
+
+    @cached_property
+    def recorded(self) -> Ints:
+        """Steps that have rows in the tensors table, ascending."""
+        steps: Ints = self.sql("SELECT DISTINCT step FROM tensors ORDER BY step")["step"].to_numpy()
+        return steps
+
+    def steps_between(self, after: int | None, until: int) -> int:
+        """How many recorded steps lie after one (None: all) and up to another."""
+        start = 0 if after is None else int(np.searchsorted(self.recorded, after, side="right"))
+        return int(np.searchsorted(self.recorded, until, side="right")) - start
+
+    @cached_property
+    def _scalars(self) -> dict[str, Series]:
+        table = self.sql("SELECT name::VARCHAR AS name, step, value FROM scalars ORDER BY step, micro, time_ns")
+        names = np.array(table["name"].to_pylist(), dtype=object)
+        steps, values = table["step"].to_numpy(), table["value"].to_numpy()
+        finite = np.isfinite(values)
+        return {
+            str(name): Series(steps[chosen], values[chosen])
+            for name in sorted(set(names))
+            if (chosen := (names == name) & finite).any()
+        }
+
+    def scalar(self, name: str) -> Series:
+        """A scalar over time; empty when it was not recorded."""
+        return self._scalars.get(name, Series(np.zeros(0, np.int64), np.zeros(0)))
+
+    def scalars(self, prefix: str) -> dict[str, Series]:
+        """The scalars whose names begin so."""
+        return {name: series for name, series in self._scalars.items() if name.startswith(prefix)}
+
+    @cached_property
+    def _events(self) -> dict[str, list[Event]]:
+        found: dict[str, list[Event]] = defaultdict(list)
+        columns = "step, kind::VARCHAR AS kind, module::VARCHAR AS module, message, details"
+        for row in self.sql(f"SELECT {columns} FROM events ORDER BY step, seq").to_pylist():
+            details = _parsed(row["details"])
+            found[row["kind"]].append(Event(row["step"], row["module"], row["message"], details))
+        return found
+
+    def events(self, kind: str) -> list[Event]:
+        """Events of a kind, in order."""
+        return self._events.get(kind, [])
+
+    @cached_property
+    def batches(self) -> list[Batches]:
+        """The batches trained on, one entry for each input of the root, the most varied input first."""
+        table = self.sql(_BATCHES)
+        names = np.array(table["name"].to_pylist(), dtype=object)
+        columns = [table[name].to_numpy() for name in ("step", "samples", "digest")]
+        found = []
+        for name in dict.fromkeys(names):
+            steps, samples, digests = (column[names == name] for column in columns)
+            fresh = np.ones(len(steps), dtype=bool)
+            fresh[1:] = (digests[1:] != digests[:-1]) | (steps[1:] != steps[:-1])
+            found.append(Batches(str(name), steps[fresh], samples[fresh], digests[fresh]))
+        return sorted(found, key=lambda batches: -len(np.unique(batches.digests)))
+
+
+def _parsed(details: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(details)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,385 @@
+"""Gradients that do not arrive, arrive as zeros, fade or grow on their way, or arrive where nobody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracehooks.analysis.rules.facts import Event, Facts, Seen
+from tracehooks.analysis.rules.rule import Found, listed, rule
+from tracehooks.analysis.rules.series import ends, trend
+
+DETACHED = ("detach", "no_grad_region", "reentrant_checkpoint_without_grad_input")
+UNUSED = ("branch_not_in_loss", "module_not_called")
+ZERO_STEPS = 3
+LAYERS = 4
+FADED = 1e-4
+GROWN = 1e3
+
+WITHOUT_DERIVATIVE = frozenset(
+    {"RoundBackward0", "RoundBackward1", "FloorBackward0", "CeilBackward0", "TruncBackward0", "SignBackward0",
+     "SgnBackward0", "FloorDivideBackward0", "HeavisideBackward0", "NotImplementedBackward0"}
+)  # fmt: skip
+"""Nodes of ops whose derivative is zero wherever it exists."""
+CHOOSING = frozenset(
+    {"WhereBackward0", "MaskedFillBackward0", "MaskedFillBackward1", "MaskedScatterBackward0", "MulBackward0"}
+)
+"""Nodes that drop what a mask does not keep."""
+LIMITING = frozenset(
+    {"ReluBackward0", "ThresholdBackward0", "HardtanhBackward0", "ClampBackward0", "ClampBackward1", "ClampMinBackward0",
+     "ClampMaxBackward0", "HardsigmoidBackward0", "HardswishBackward0", "LeakyReluBackward0"}
+)  # fmt: skip
+"""Nodes that stop a gradient outside of their range."""
+NORMALISING = frozenset(
+    {"NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0", "FusedRmsNormBackward0",
+     "CudnnBatchNormBackward0", "StdBackward0", "VarBackward0", "SubBackward0"}
+)  # fmt: skip
+MULTIPLYING = frozenset({"MmBackward0", "BmmBackward0", "AddmmBackward0", "MulBackward0", "ConvolutionBackward0"})
+
+
+@rule(
+    sees="parameters in an optimizer that no gradient reaches although their module ran: a detach, a region without "
+    "gradients, or reentrant checkpointing of an input that needs none lies between them and the loss",
+    threshold="no gradient in any step",
+    source="autograd: .grad stays None behind detach(), torch.no_grad() and "
+    "torch.utils.checkpoint(use_reentrant=True) of inputs that require no gradient",
+    next_check="look between the parameter's module and the named one for detach(), .data, no_grad or checkpoint",
+    symptoms=("flat-loss", "ignores-condition"),
+    evidence=("params", "modules", "count", "cause"),
+    causes=("detach", "no_grad_region", "reentrant_checkpoint_without_grad_input"),
+)
+def detached(facts: Facts) -> Iterator[Found]:
+    for event, names in _unreached(facts, DETACHED):
+        yield Found(
+            "error",
+            f"no gradient reaches {listed(names)}: {_words(event)}",
+            facts.run_start,
+            event.module or "",
+            {"params": names, "modules": [event.module or ""], "count": len(names), "cause": event.details["cause"]},
+        )
+
+
+@rule(
+    sees="parameters in an optimizer that no gradient reaches because what follows their module takes whole numbers",
+    threshold="no gradient in any step, and the next module takes integers made inside the model",
+    source="autograd: argmax, rounding to integers and comparisons have no derivative, and integers require no "
+    "gradient",
+    next_check="use a soft choice (softmax, Gumbel-softmax) or a straight-through estimator in place of the conversion",
+    symptoms=("flat-loss", "ignores-condition"),
+    evidence=("params", "modules", "cause"),
+    causes=("integer_conversion",),
+)
+def integer_conversion(facts: Facts) -> Iterator[Found]:
+    for event, names in _unreached(facts, ("integer_conversion",)):
+        text = f"no gradient reaches {listed(names)}: {event.module or '(root)'} takes whole numbers in their place"
+        evidence = {"params": names, "modules": [event.module or ""], "cause": "integer_conversion"}
+        yield Found("error", text, facts.run_start, event.module or "", evidence)
+
+
+@rule(
+    sees="parameters in an optimizer that take no part in the loss: their module is never called, or its result "
+    "never used",
+    threshold="no gradient in any step; a warning under DistributedDataParallel, which then fails or hangs, else a "
+    "note",
+    source="torch.nn.parallel.DistributedDataParallel: every parameter must get a gradient, or "
+    "find_unused_parameters be set",
+    next_check="use the result in the loss, or take the module out of the model or of the optimizer",
+    symptoms=("flat-loss", "ignores-condition"),
+    evidence=("params", "count", "cause"),
+    causes=("branch_not_in_loss",),
+)
+def unused_params(facts: Facts) -> Iterator[Found]:
+    wrappers = (facts.run.info.get("model") or {}).get("wrappers", [])
+    severity = "warning" if "DistributedDataParallel" in wrappers else "info"
+    for event, names in _unreached(facts, UNUSED):
+        called = event.details["cause"] == "branch_not_in_loss"
+        why = "the result of their module does not reach the loss" if called else "their module is never called"
+        yield Found(
+            "warning" if severity == "warning" else "info",
+            f"no gradient reaches {listed(names)}: {why}",
+            facts.run_start,
+            event.module or "",
+            {"params": names, "count": len(names), "cause": "branch_not_in_loss"},
+        )
+
+
+@rule(
+    sees="tensors that require a gradient and reach the loss but are no parameters of the model",
+    threshold="one in an attribute of a module, or one parameter used inside the model; a note where an optimizer "
+    "holds them",
+    source="torch.nn.Module registers parameters and modules that are attributes of their own: not those in lists, "
+    "dicts, plain objects, nor tensors that are no nn.Parameter",
+    next_check="use nn.ModuleList, nn.ModuleDict, nn.ParameterList or nn.Parameter",
+    symptoms=("flat-loss",),
+    evidence=("owner", "attr", "params", "shapes", "count", "cause"),
+    causes=("python_list_of_modules", "tensor_is_no_parameter", "not_an_attribute"),
+)
+def unregistered_params(facts: Facts) -> Iterator[Found]:
+    for event in facts.events("unregistered"):
+        owner, attribute, count = event.details["owner"], event.details["attribute"], event.details["count"]
+        where = (
+            f"in {owner or 'the model'}.{attribute}" if attribute else "used inside the model, in no attribute of it"
+        )
+        yield Found(
+            "info" if event.details["in_optimizer"] else "error",
+            f"{count} tensors {where} reach the loss and require gradients but are not registered: no optimizer is given "
+            "them, no checkpoint holds them",
+            event.step,
+            f"{owner}.{attribute}".strip(".") if attribute else "",
+            {
+                "owner": owner,
+                "attr": attribute,
+                "params": event.details["names"],
+                "shapes": event.details["shapes"],
+                "count": count,
+                "cause": _unregistered_cause(event),
+            },
+        )
+
+
+@rule(
+    sees="parameters whose gradient arrives but is exactly zero, and the op at which it ends",
+    threshold=f"all of it zero in every one of {ZERO_STEPS} or more steps up to the last; zero at the start alone is "
+    "usual (LoRA, zero-initialised residual branches)",
+    source="derivatives of torch's ops; the op is found by asking every node of one backward pass what it receives "
+    "and sends",
+    next_check="look at the named op: what would have to be different for its derivative not to be zero?",
+    symptoms=("flat-loss", "ignores-condition"),
+    evidence=("params", "modules", "op", "count", "cause"),
+    causes=(
+        "non_differentiable_op",
+        "softmax_over_singleton_dim",
+        "dead_product_init",
+        "normalised_singleton",
+        "condition_always_dropped",
+        "dying_relu",
+    ),
+)
+def zero_gradient(facts: Facts) -> Iterator[Found]:
+    lost = [name for name, site in facts.gradients.items() if name in facts.trainable and _stays_zero(facts, site)]
+    if _nothing_supervised(facts):
+        return  # empty_mask says it
+    explained: set[str] = set()
+    for event in facts.events("gradient_lost"):
+        names = [name for name in event.details["parameters"] if name in lost and name not in explained]
+        if not names:
+            continue
+        explained |= set(names)
+        cause = _cause(facts, event, names)
+        op, module = event.details["op"], event.module
+        outside = module is None and op == "MulBackward0"
+        yield Found(
+            "info" if outside else "warning" if cause is None else "error",
+            f"the gradients of {listed(names)} are exactly zero: they end at {op}"
+            + (f" in {module or '(root)'}" if module is not None else ""),
+            _zero_since(facts, names),
+            module if module is not None else names[0],
+            {"params": names, "op": op, "modules": [module or ""], "cause": cause, "count": len(names)},
+        )
+    for module, names in _before_constant_norms(facts).items():
+        names = [name for name in names if name not in explained]
+        if names:
+            explained |= set(names)
+            where = module or "(root)"
+            text = f"the gradients of {listed(names)} are nothing but rounding: {where} normalises single elements"
+            evidence = {"params": names, "modules": [module], "cause": "normalised_singleton", "count": len(names)}
+            yield Found("error", text, facts.run_start, module, evidence)
+    rest = [name for name in lost if name not in explained]
+    if rest:
+        since = _zero_since(facts, rest)
+        text = f"the gradients of {listed(rest)} are exactly zero since step {since}"
+        yield Found("info", text, since, rest[0], {"params": rest, "count": len(rest)})
+
+
+@rule(
+    sees="gradients that fade layer by layer on their way to the first ones",
+    threshold=f"over {LAYERS} or more weights in order of execution the norm falls towards the input by more than "
+    f"{1 / FADED:g}, in rank order (Spearman 0.8), as geometric mean over all steps",
+    source="Hochreiter, 1991; Glorot and Bengio, 2010: a product of derivatives below one; sigmoids contribute at "
+    "most 1/4 each",
+    next_check="put normalisation or residual connections between the layers, or another activation",
+    symptoms=("flat-loss",),
+    evidence=("params", "ratio_first_to_last", "count", "cause"),
+    causes=("deep_sigmoid_stack", "product_of_small_derivatives"),
+)
+def vanishing_gradients(facts: Facts) -> Iterator[Found]:
+    chain = _chain(facts)
+    if len(chain) < LAYERS:
+        return
+    norms = np.array([_norm(site) for site in chain])
+    ratio = norms[0] / norms[-1]
+    if ratio < FADED and trend(norms) >= 0.8:
+        activations = {site.type for site in facts.of_phase("forward")} & {"Sigmoid", "Tanh", "Softsign", "LogSigmoid"}
+        yield Found(
+            "warning",
+            f"gradients fade: that of {chain[0].name} is {ratio:.1e} of that of {chain[-1].name}, {len(chain)} layers on",
+            chain[0].first_step,
+            chain[0].name,
+            {
+                "params": [site.name for site in chain if _norm(site) < FADED * norms[-1]],
+                "ratio_first_to_last": float(ratio),
+                "count": len(chain),
+                "cause": "deep_sigmoid_stack" if activations else "product_of_small_derivatives",
+            },
+        )
+
+
+@rule(
+    sees="gradients that grow out of bounds, over the steps together with the loss, or within a step from call to call",
+    threshold=f"gradient norm up by {GROWN:g} and loss by 10 from the first tenth of the steps to the last; or "
+    f"gradients of one module's calls that grow by {GROWN:g} towards the first call",
+    source="Pascanu, Mikolov and Bengio, 2013: recurrent weights with a gain above one; a step beyond 2/curvature "
+    "diverges",
+    next_check="halve the learning rate until the loss falls; for recurrence clip the norm or bound the recurrent gain",
+    symptoms=("nan", "flat-loss"),
+    evidence=("modules", "growth", "count", "cause"),
+    causes=("learning_rate_too_high", "recurrent_gain_above_1"),
+)
+def exploding_gradients(facts: Facts) -> Iterator[Found]:
+    recurrent = _growing_calls(facts)
+    if recurrent is not None:
+        module, growth, calls = recurrent
+        text = f"gradients grow {growth:.1e}-fold over {calls} calls of {module or '(root)'} on their way back in time"
+        yield Found("warning", text, facts.run_start, module, {"modules": [module], "growth": growth, "count": calls,
+                                                              "cause": "recurrent_gain_above_1"})  # fmt: skip
+        return
+    norm, loss = facts.scalar("grad_norm"), facts.scalar("loss")
+    if min(len(norm.values), len(loss.values)) < 4:
+        return
+    norms, losses = ends(norm.values), ends(np.abs(loss.values))
+    if norms[1] > GROWN * norms[0] > 0 and losses[1] > 10 * losses[0]:
+        grown = (
+            f"{name} grew from {a:.3g} to {b:.3g}" for name, (a, b) in (("gradient norm", norms), ("loss", losses))
+        )
+        yield Found(
+            "error",
+            ", ".join(grown),
+            int(norm.steps[int(np.argmax(norm.values > 10 * norms[0]))]),
+            "",
+            {"growth": norms[1] / norms[0], "cause": "learning_rate_too_high"},
+        )
+
+
+def _unreached(facts: Facts, causes: tuple[str, ...]) -> Iterator[tuple[Event, list[str]]]:
+    """Events that say so, with those parameters that really never got a gradient and that an optimizer holds."""
+    for event in facts.events("unreached"):
+        if event.details["cause"] in causes:
+            held = facts.held or set(event.details["parameters"])
+            names = [n for n in event.details["parameters"] if n in held and n not in facts.gradients]
+            if names:
+                yield event, names
+
+
+def _words(event: Event) -> str:
+    where = event.module or "(root)"
+    checkpointed = f"{where} is checkpointed, reentrant, on an input that requires no gradient"
+    return {
+        "detach": f"the path to the loss is cut before {where}",
+        "no_grad_region": f"{where} runs without gradients",
+        "reentrant_checkpoint_without_grad_input": checkpointed,
+    }[str(event.details["cause"])]
+
+
+def _unregistered_cause(event: Event) -> str:
+    names = event.details["names"]
+    if not event.details["attribute"]:
+        return "not_an_attribute"
+    return "python_list_of_modules" if any(name.count(".") for name in names) else "tensor_is_no_parameter"
+
+
+def _stays_zero(facts: Facts, site: Seen) -> bool:
+    return (
+        facts.steps_between(site.last_nonzero, site.last_step) >= ZERO_STEPS
+        and site.rows >= ZERO_STEPS
+        and not site.nonfinite
+    )
+
+
+def _before_constant_norms(facts: Facts) -> dict[str, list[str]]:
+    """Parameters in front of a normalisation that gives one number for everything, whose gradient is rounding noise."""
+    norms = {site.name: _norm(site) for site in facts.gradients.values()}
+    order = {site.module: site.order for site in reversed(facts.of_phase("forward"))}
+    found = {}
+    for site in facts.of_phase("forward"):
+        if "Norm" in site.type and site.count >= 2 and facts.is_constant(site):
+            before = [
+                name
+                for name, gradient in facts.gradients.items()
+                if name in facts.trainable
+                and order.get(gradient.module, site.order) < site.order
+                and norms[name] < FADED * max(norms.values())
+            ]
+            if before:
+                found[site.module] = before
+    return found
+
+
+def _zero_since(facts: Facts, names: list[str]) -> int:
+    sites = [facts.gradients[name] for name in names]
+    return min(site.first_step if site.last_nonzero is None else site.last_nonzero + 1 for site in sites)
+
+
+def _nothing_supervised(facts: Facts) -> bool:
+    kept = facts.scalar("targets/kept").values
+    return bool(len(kept)) and not kept.any()
+
+
+def _cause(facts: Facts, event: Event, names: list[str]) -> str | None:
+    op, dimension = event.details["op"], event.details["dimension"]
+    zero_valued = [n for n in names if (site := facts.parameters.get(n)) is not None and site.last_nonzero is None]
+    if op in WITHOUT_DERIVATIVE:
+        return "non_differentiable_op"
+    if op in ("SoftmaxBackward0", "LogSoftmaxBackward0") and dimension == 1:
+        return "softmax_over_singleton_dim"
+    if op in MULTIPLYING and zero_valued:
+        return "dead_product_init"
+    if op in NORMALISING:
+        return "normalised_singleton"
+    if op in CHOOSING:
+        return "condition_always_dropped"
+    if op in LIMITING:
+        return "dying_relu"
+    return None
+
+
+def _chain(facts: Facts) -> list[Seen]:
+    """Gradients of weights in order of execution of their modules, those that stay zero left out."""
+    order: dict[str, int] = {}
+    for site in facts.of_phase("forward"):
+        order.setdefault(site.module, site.order)
+    weights = [
+        site
+        for site in facts.gradients.values()
+        if site.module in order and len(site.shape) >= 2 and site.rms and "Embedding" not in site.type
+    ]
+    return sorted(weights, key=lambda site: order[site.module])
+
+
+def _norm(site: Seen) -> float:
+    return (site.rms or 0.0) * float(np.sqrt(site.count))
+
+
+def _growing_calls(facts: Facts) -> tuple[str, float, int] | None:
+    calls: dict[tuple[str, str], list[Seen]] = {}
+    for site in facts.of_phase("backward"):
+        if site.rms:
+            calls.setdefault((site.module, site.slot), []).append(site)
+    for (module, _), sites in calls.items():
+        if len(sites) < 8:
+            continue
+        rms = np.array([site.rms for site in sorted(sites, key=lambda site: site.call)], dtype=np.float64)
+        if rms[0] > GROWN * rms[-1] and trend(rms) <= -0.8:
+            return module, float(rms[0] / rms[-1]), len(sites)
+    return None
+
+
+RULES = (
+    detached,
+    integer_conversion,
+    unused_params,
+    unregistered_params,
+    zero_gradient,
+    vanishing_gradients,
+    exploding_gradients,
+)
