@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace tracehooks {
 
 constexpr int64_t BLOCK = 4096;      // elements whose moments one record holds
 constexpr int64_t TILE = 1024;       // 32-bit words under one digest of the hash
-constexpr int LANES = 8;             // partial sums of a block: element i belongs to one lane, whatever the registers
+constexpr int LANES = 8;             // partial sums of a block: element i belongs to lane i mod 8, whatever the registers
+constexpr int GROUP = 16;            // elements taken at a time: sums go to lanes by twos, squares to two sets of lanes
 constexpr int SKETCH = 16;
 constexpr int BUCKETS = 64;          // of the histogram: powers of two from LOWEST_EXPONENT on
 constexpr int LOWEST_EXPONENT = -32;
@@ -137,13 +139,24 @@ inline float to_float(F16Bits x) {
     return value;
 }
 
-template <class T> inline double to_double(T x) {
-    if constexpr (sizeof(T) > 4 || std::numeric_limits<T>::is_integer) {
-        return static_cast<double>(x);
+// What holds an element exactly and is cheapest to calculate with.
+template <class T> using Value = std::conditional_t<sizeof(T) == 8, double, float>;
+
+// The least magnitude with these upper sixteen bits, and the largest one, where all others are set.
+template <class T> inline double magnitude_with(int upper, bool others = false) {
+    if constexpr (sizeof(T) == 2) {
+        return to_float(T{static_cast<uint16_t>(upper)});
     } else {
-        return static_cast<double>(to_float(x));
+        constexpr int SHIFT = 8 * sizeof(T) - 16;
+        uint64_t bits = static_cast<uint64_t>(upper) << SHIFT | (others ? (uint64_t{1} << SHIFT) - 1 : 0);
+        T value;
+        std::memcpy(&value, &bits, sizeof(T));
+        return value;
     }
 }
+
+inline double to_double(double x) { return x; }
+template <class T> inline double to_double(T x) { return static_cast<double>(to_float(x)); }
 
 // The sum of a block's lanes, always in this order.
 inline double reduced(const double *lane) {

@@ -1,238 +1,184 @@
-// One block of elements, in terms of the lanes that were included before. Included once for each instruction set; all
-// of them add the same numbers to the same lanes in the same order, so that they agree to the last bit.
+// One block of elements, in terms of the registers that were included before. Included once for each instruction set;
+// all of them add the same numbers to the same lanes in the same order, so that they agree to the last bit.
 
-struct Sums {
-    double sum = 0, squares = 0, low = INF, high = -INF;
-    int64_t zeros = 0;
-    uint64_t hash = 0;
+// The elements that fill no register, with others behind them: bytes of one value.
+template <class T, int64_t SIZE> struct Padded {
+    T at[SIZE];
+    Padded(const T *p, int64_t count, int byte) {
+        std::memset(at, byte, sizeof(at));
+        std::memcpy(at, p, static_cast<size_t>(count) * sizeof(T));
+    }
 };
-
-template <class T> constexpr int LANE_SHIFT = 0;
-template <> constexpr int LANE_SHIFT<Bf16> = 1;  // even and odd neighbours share a lane
-
-// The lanes of one block while it is read.
-struct Lanes {
-    D sum, squares;
-    F low, high;
-    U zeros;
-};
-
-// The values x of one register of words; float32 is read again from `at`, since widening is cheapest on the way in.
-template <class T> TARGET inline void take(Lanes &lanes, F x, const T *at) {
-    if constexpr (sizeof(T) == 4) {
-        for (int k = 0; k < WORDS; k += LANES) {
-            D wide_x = load(at + k);
-            lanes.sum = add(lanes.sum, wide_x);
-            lanes.squares = add_exact_square(lanes.squares, wide_x);
-        }
-    } else {
-        lanes.sum = add(lanes.sum, x);
-        lanes.squares = add_exact_square(lanes.squares, x);
-    }
-    lanes.low = lower(lanes.low, x);
-    lanes.high = higher(lanes.high, x);
-    lanes.zeros = count_zeros(lanes.zeros, x);
-}
-
-// Registers brought together, and the elements from `done` on, which filled none.
-template <class T> TARGET static void finish_lanes(const Lanes &lanes, const T *p, int64_t done, int64_t n, Sums &out) {
-    double sum[LANES], squares[LANES];
-    float low[WORDS], high[WORDS];
-    store(sum, lanes.sum), store(squares, lanes.squares), store(low, lanes.low), store(high, lanes.high);
-    float lowest = low[0], highest = high[0];
-    for (int k = 1; k < WORDS; ++k) {
-        lowest = low[k] < lowest ? low[k] : lowest;
-        highest = high[k] > highest ? high[k] : highest;
-    }
-    out.zeros = total32(lanes.zeros);
-    for (int64_t i = done; i < n; ++i) {
-        float x = to_float(p[i]);
-        double wide_x = x;
-        int lane = static_cast<int>(i >> LANE_SHIFT<T>) & (LANES - 1);
-        sum[lane] += wide_x;
-        squares[lane] += wide_x * wide_x;
-        lowest = x < lowest ? x : lowest;
-        highest = x > highest ? x : highest;
-        out.zeros += x == 0;
-    }
-    out.sum = reduced(sum), out.squares = reduced(squares), out.low = lowest, out.high = highest;
-}
-
-// One pass over at most BLOCK elements of at most 32 bits. The sum of squares is finite if and only if every element
-// is: otherwise only the hash holds.
-template <class T, bool HASHED> TARGET static Sums scan(const T *p, int64_t n, uint64_t tile) {
-    constexpr int PARTS = 4 / sizeof(T);
-    Sums out;
-    constexpr float LOWEST = static_cast<float>(-INF), HIGHEST = static_cast<float>(INF);
-    Lanes lanes{eight(0), eight(0), everywhere(HIGHEST), everywhere(LOWEST), no_words()};
-    int64_t bytes = n * static_cast<int64_t>(sizeof(T)), done = 0;
-    for (; done < bytes; ++tile) {
-        const char *start = reinterpret_cast<const char *>(p) + done;
-        int64_t size = bytes - done < 4 * TILE ? bytes - done : 4 * TILE, words = size / 4 / WORDS * WORDS;
-        U terms = no_words();
-        for (int64_t i = 0; i < words; i += WORDS) {
-            U x = load_words(start + 4 * i);
-            if constexpr (HASHED) terms = add_terms(terms, mix(x, load_words(KEYS.at + i)));
-            const T *at = reinterpret_cast<const T *>(start + 4 * i);
-            for (int part = 0; part < PARTS; ++part) take(lanes, values(x, part, T{}), at);
-        }
-        done += 4 * words;
-        if (HASHED) {
-            uint64_t last = last_terms(start + 4 * words, size - 4 * words, words);
-            out.hash += tile_digest(total64(terms) + last, tile);
-        }
-        if (4 * words < size) break;
-    }
-    finish_lanes(lanes, p, done / static_cast<int64_t>(sizeof(T)), n, out);
-    return out;
-}
-
-TARGET static Sums scan64(const double *p, int64_t n) {
-    D sum = eight(0), squares = eight(0), low = eight(INF), high = eight(-INF);
-    Sums out;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        D x = load(p + i);
-        sum = add(sum, x), squares = add(squares, square(x));
-        low = lower(low, x), high = higher(high, x);
-        out.zeros += equal_in(x, eight(0));
-    }
-    double lane[4][LANES];
-    store(lane[0], sum), store(lane[1], squares), store(lane[2], low), store(lane[3], high);
-    for (; i < n; ++i) {
-        int k = static_cast<int>(i) & (LANES - 1);
-        double x = p[i];
-        lane[0][k] += x, lane[1][k] += x * x;
-        lane[2][k] = x < lane[2][k] ? x : lane[2][k];
-        lane[3][k] = x > lane[3][k] ? x : lane[3][k];
-        out.zeros += x == 0;
-    }
-    for (int k = 0; k < LANES; ++k) {
-        out.low = lane[2][k] < out.low ? lane[2][k] : out.low;
-        out.high = lane[3][k] > out.high ? lane[3][k] : out.high;
-    }
-    out.sum = reduced(lane[0]), out.squares = reduced(lane[1]);
-    return out;
-}
+constexpr int ZEROS = 0, NANS = 0xFF;
 
 // A second reading of a block leaves memory idle: meanwhile the next block is fetched. Prefetching never faults.
 template <class T> TARGET inline void fetch_next(const T *at) {
     __builtin_prefetch(reinterpret_cast<const char *>(at) + BLOCK * sizeof(T), 0, 2);
 }
 
-// Sum of squared distances from the mean, corrected for the rounding of that mean (Chan, Golub and LeVeque, 1983).
-template <class T> TARGET static void read_again(const T *p, int64_t n, double mean, Record &record) {
-    D sum = eight(0), squares = eight(0), center = eight(mean);
+#include "histogram.h"
+
+// What the first pass keeps in registers. Of GROUP elements, each first half adds to one set of lanes and each second
+// half to another, since an addition takes longer than the next elements to come.
+struct Lanes {
+    D sum = everywhere(0.0), squares[2] = {sum, sum}, sketch[2] = {sum, sum};
+    H highest = halves_of(-0x8000), lowest = halves_of(0), smallest = halves_of(0xFFFF);
+};
+
+// Squares of narrower types are exact in float64, so that fusing them with the sum changes no bit.
+template <class T> TARGET inline D add_square(D sum, D x) {
+    if constexpr (sizeof(T) < sizeof(double)) return add_exact_square(sum, x);
+    return add(sum, multiply(x, x));
+}
+
+template <class T, bool SKETCHED> TARGET inline void take(Lanes &lanes, const T *p, uint64_t signs) {
+    D x = load(p), y = load(p + LANES);
+    lanes.sum = add(lanes.sum, add(x, y));
+    lanes.squares[0] = add_square<T>(lanes.squares[0], x);
+    lanes.squares[1] = add_square<T>(lanes.squares[1], y);
+    if constexpr (SKETCHED) {
+        lanes.sketch[0] = add_signed(lanes.sketch[0], x, signs);
+        lanes.sketch[1] = add_signed(lanes.sketch[1], y, signs >> LANES);
+    }
+    H half = halves(p);
+    lanes.highest = most_signed(lanes.highest, half);
+    lanes.lowest = most(lanes.lowest, half);
+    lanes.smallest = least(lanes.smallest, doubled(half));
+}
+
+// What the first pass finds. The sum of squares is finite if and only if every element is (of float64, only if):
+// otherwise only the hash holds. Low and high are bounds.
+struct Sums {
+    double sum = 0, squares = 0, low = 0, high = 0;
+    bool zeros = false;  // there may be some
+    uint64_t hash = 0;
+};
+
+template <class T> TARGET static void finish(const Lanes &lanes, Sums &sums, double *sketch) {
+    double lane[LANES];
+    store(lane, lanes.sum);
+    sums.sum = reduced(lane);
+    store(lane, add(lanes.squares[0], lanes.squares[1]));
+    sums.squares = reduced(lane);
+    if (sketch) store(sketch, lanes.sketch[0]), store(sketch + LANES, lanes.sketch[1]);
+    uint16_t half[3][GROUP];
+    store(half[0], lanes.highest), store(half[1], lanes.lowest), store(half[2], lanes.smallest);
+    int highest = -0x8000, lowest = 0, smallest = 0xFFFF;
+    for (int k = 0; k < GROUP; ++k) {
+        highest = std::max<int>(highest, static_cast<int16_t>(half[0][k]));
+        lowest = std::max<int>(lowest, half[1][k]);
+        smallest = std::min<int>(smallest, half[2][k]);
+    }
+    double nearest = magnitude_with<T>(smallest / 2);
+    sums.zeros = smallest == 0;
+    sums.high = highest >= 0 ? magnitude_with<T>(highest, true) : -nearest;
+    sums.low = lowest & 0x8000 ? -magnitude_with<T>(lowest & 0x7FFF, true) : nearest;
+}
+
+// One pass over at most BLOCK elements, the first of which has a number in the whole that is a multiple of BLOCK.
+template <class T, bool HASHED, bool SKETCHED> TARGET static Sums scan(const T *p, int64_t n, int64_t first, double *sketch) {
+    constexpr int64_t SIZE = sizeof(T), PER_TILE = 4 * TILE / SIZE, STEP = SIZE < 4 ? 64 / SIZE : GROUP;
+    Lanes lanes;
+    Sums sums;
+    int64_t whole = n / STEP * STEP, number = first / PER_TILE;
+    uint64_t bits = 0;
+    auto take_step = [&](const T *at, int64_t i) TARGET {
+        if (SKETCHED && i % 64 == 0) bits = signs(static_cast<uint64_t>(first + i) / 64);
+        for (int64_t k = 0; k < STEP; k += GROUP, bits >>= GROUP) take<T, SKETCHED>(lanes, at + k, bits);
+    };
+    for (int64_t tile = 0; tile < n; tile += PER_TILE, ++number) {
+        int64_t end = std::min(tile + PER_TILE, n), last = std::min(end, whole);
+        U terms = no_words();
+        for (int64_t i = tile; i < last; i += STEP) {
+            if constexpr (HASHED) {
+                const char *words = reinterpret_cast<const char *>(p + i);
+                const uint32_t *keys = KEYS.at + (i - tile) * SIZE / 4;
+                for (int64_t k = 0; k < STEP * SIZE / 4; k += WORDS)
+                    terms = add_terms(terms, mix(load_words(words + 4 * k), load_words(keys + k)));
+            }
+            take_step(p + i, i);
+        }
+        if (HASHED) {
+            uint64_t rest = last_terms(p + last, (end - last) * SIZE, (last - tile) * SIZE / 4);
+            sums.hash += tile_digest(total64(terms) + rest, static_cast<uint64_t>(number));
+        }
+    }
+    if (whole < n) take_step(Padded<T, STEP>(p + whole, n - whole, ZEROS).at, whole);
+    finish<T>(lanes, sums, SKETCHED ? sketch : nullptr);
+    return sums;
+}
+
+// Sum of squared distances of the finite elements from their mean, corrected for the rounding of that mean (Chan, Golub
+// and LeVeque, 1983).
+template <class T, bool HOLES>
+TARGET static void measure_spread(const T *p, int64_t n, double mean, Record &record) {
+    D sum = everywhere(0.0), squares = sum, none = sum, center = everywhere(mean);
+    auto take_away = [&](D x, bool holes) TARGET {
+        x = subtract(x, center);
+        if (holes) x = finite_or(x, none);
+        sum = add(sum, x), squares = add(squares, multiply(x, x));
+    };
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         fetch_next(p + i);
-        D x = subtract(load(p + i), center);
-        sum = add(sum, x), squares = add(squares, square(x));
+        take_away(load(p + i), HOLES);
     }
+    if (i < n) take_away(load(Padded<T, LANES>(p + i, n - i, NANS).at), true);
     double lane[2][LANES];
     store(lane[0], sum), store(lane[1], squares);
-    for (; i < n; ++i) {
-        double x = to_double(p[i]) - mean;
-        lane[0][i & (LANES - 1)] += x, lane[1][i & (LANES - 1)] += x * x;
-    }
     double total = reduced(lane[0]);
-    record.rest = total / static_cast<double>(n);
+    record.rest = total / static_cast<double>(record.finite);
     record.spread = std::max(0.0, reduced(lane[1]) - total * record.rest);
 }
 
 // Where squares and mean cancel, the elements (still in the nearest cache) are read again.
-template <class T> TARGET static void record_moments(const T *p, int64_t n, const Sums &sums, Record &record) {
-    double mean = sums.sum / static_cast<double>(n), spread = sums.squares - sums.sum * mean;
-    record = {n, sums.sum, sums.squares, spread};
-    if (!(spread > sums.squares / 64)) read_again(p, n, mean, record);
+template <class T, bool HOLES>
+TARGET static void measure_moments(const T *p, int64_t n, int64_t finite, const Sums &sums, Record &record) {
+    if (!finite) return;
+    double mean = sums.sum / static_cast<double>(finite), spread = sums.squares - sums.sum * mean;
+    record = {finite, sums.sum, sums.squares, spread};
+    if (!(spread > sums.squares / 64)) measure_spread<T, HOLES>(p, n, mean, record);
 }
 
-template <class T> TARGET static void add_sketch(const T *p, int64_t n, int64_t first, double *sketch) {
-    D even = eight(0), odd = eight(0);
-    uint64_t group = static_cast<uint64_t>(first) / 64;
-    int64_t i = 0;
-    for (; i + 64 <= n; i += 64, ++group) {
-        uint64_t bits = signs(group);
-        for (int k = 0; k < 64; k += 16) {
-            fetch_next(p + i + k);
-            even = add_signed(even, load(p + i + k), static_cast<unsigned>(bits >> k & 0xFF));
-            odd = add_signed(odd, load(p + i + k + 8), static_cast<unsigned>(bits >> (k + 8) & 0xFF));
+// Exact extremes and the number of zeros; if there are holes, also how many of which kind, and the elements with zeros
+// in their places. Returns the number of finite elements.
+template <class T, bool HOLES> TARGET static int64_t look_closer(const T *p, int64_t n, Totals &totals, Value<T> *kept) {
+    using V = decltype(values(p));
+    constexpr int64_t SIZE = sizeof(V) / sizeof(Value<T>);
+    const V zero = everywhere(Value<T>(0)), top = everywhere(Value<T>(INF)), bottom = everywhere(Value<T>(-INF));
+    V low = top, high = bottom, zeros = zero, posinf = zero, neginf = zero, numbers = zero;
+    auto look = [&](V x) TARGET {
+        low = lower(low, HOLES ? finite_or(x, top) : x);
+        high = higher(high, HOLES ? finite_or(x, bottom) : x);
+        zeros = add_equal(zeros, x, zero);
+        if constexpr (HOLES) {
+            posinf = add_equal(posinf, x, top), neginf = add_equal(neginf, x, bottom);
+            numbers = add_equal(numbers, x, x);
+            store(kept, finite_or(x, zero));
+            kept += SIZE;
         }
-    }
-    store(sketch, even), store(sketch + LANES, odd);
-    for (uint64_t bits = signs(group); i < n; ++i, bits >>= 1)
-        sketch[i % SKETCH] += bits & 1 ? -to_double(p[i]) : to_double(p[i]);
-}
-
-inline int bucket(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return static_cast<int>(bits >> 23 & 0xFF) - 127 - LOWEST_EXPONENT;
-}
-
-inline int bucket(double x) {
-    uint64_t bits;
-    std::memcpy(&bits, &x, 8);
-    return static_cast<int>(bits >> 52 & 0x7FF) - 1023 - LOWEST_EXPONENT;
-}
-
-inline double measured(double x) { return x; }
-template <class T> inline float measured(T x) { return to_float(x); }
-
-// Counts of finite elements. Subnormals lie below the lowest bucket, and so in it; so do zeros, which are taken out.
-template <class T> TARGET static void add_histogram(const T *p, int64_t n, int64_t zeros, int64_t *histogram) {
-    uint32_t found[4][BUCKETS] = {};  // four, because neighbours are often in one bucket
-    for (int64_t i = 0; i < n; ++i) {
-        int b = bucket(measured(p[i]));
-        ++found[i & 3][b < 0 ? 0 : b >= BUCKETS ? BUCKETS - 1 : b];
-    }
-    for (int b = 0; b < BUCKETS; ++b)
-        histogram[b] += int64_t{found[0][b]} + int64_t{found[1][b]} + int64_t{found[2][b]} + int64_t{found[3][b]};
-    histogram[0] -= zeros;
-}
-
-template <class T>
-TARGET static void take_block(const Job &job, const T *p, int64_t n, const Sums &sums, Totals &totals, Record &record) {
-    totals.zeros += sums.zeros;
-    totals.low = sums.low < totals.low ? sums.low : totals.low;
-    totals.high = sums.high > totals.high ? sums.high : totals.high;
-    if (job.flags & HISTOGRAM) add_histogram(p, n, sums.zeros, totals.histogram);
-    record_moments(p, n, sums, record);
-}
-
-// As float64, with zeros up to a whole register.
-template <class T> TARGET static void widen(const T *p, int64_t n, double *out) {
+    };
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
+    for (; i + SIZE <= n; i += SIZE) {
         fetch_next(p + i);
-        store(out + i, load(p + i));
+        look(values(p + i));
     }
-    for (int64_t end = (n + LANES - 1) / LANES * LANES; i < end; ++i) out[i] = i < n ? to_double(p[i]) : 0;
-}
-
-// A block with non-finite elements, or one of float64 that has to be scaled: its finite elements, moved together.
-template <class T>
-TARGET static void careful_block(const Job &job, const T *p, int64_t n, int64_t first, Totals &totals, Record &record,
-                                 double *sketch) {
-    double all[BLOCK + LANES], kept[BLOCK + LANES];
-    widen(p, n, all);
-    int64_t count = 0, posinf = 0, neginf = 0;
-    for (int64_t i = 0; i < n; i += LANES) {
-        posinf += equal_in(load(all + i), eight(INF));
-        neginf += equal_in(load(all + i), eight(-INF));
+    if (i < n) look(values(Padded<T, SIZE>(p + i, n - i, NANS).at));
+    Value<T> found[6][SIZE];
+    store(found[0], low), store(found[1], high), store(found[2], zeros);
+    store(found[3], posinf), store(found[4], neginf), store(found[5], numbers);
+    double count[6] = {};
+    for (int64_t k = 0; k < SIZE; ++k) {
+        totals.low = std::min<double>(totals.low, found[0][k]);
+        totals.high = std::max<double>(totals.high, found[1][k]);
+        for (int kind = 2; kind < 6; ++kind) count[kind] += found[kind][k];
     }
-    for (int64_t i = 0; i < n; ++i) {
-        kept[count] = all[i];
-        count += std::fabs(all[i]) < INF;
-    }
-    totals.posinf += posinf, totals.neginf += neginf, totals.nan += n - count - posinf - neginf;
-    if (job.scale_a != 1)
-        for (int64_t i = 0; i < count; ++i) kept[i] = kept[i] * job.scale_a * job.scale_b;
-    if (count) take_block(job, kept, count, scan64(kept, count), totals, record);
-    if (sketch) {
-        for (int64_t i = 0; i < n; ++i) all[i] = std::fabs(all[i]) < INF ? all[i] : 0;
-        add_sketch(all, n, first, sketch);
-    }
+    totals.zeros += static_cast<int64_t>(count[2]);
+    if constexpr (!HOLES) return n;
+    int64_t infinite = static_cast<int64_t>(count[3] + count[4]), all = static_cast<int64_t>(count[5]);
+    totals.posinf += static_cast<int64_t>(count[3]), totals.neginf += static_cast<int64_t>(count[4]);
+    totals.nan += n - all;
+    return all - infinite;
 }
 
 TARGET static uint64_t hash_bytes(const void *data, int64_t bytes, uint64_t tile) {
@@ -248,32 +194,48 @@ TARGET static uint64_t hash_bytes(const void *data, int64_t bytes, uint64_t tile
     return hash;
 }
 
+template <class T> using Scan = Sums (*)(const T *, int64_t, int64_t, double *);
+template <class T> inline Scan<T> scan_for(bool hashed, bool sketched) {
+    return hashed ? sketched ? scan<T, true, true> : scan<T, true, false>
+                  : sketched ? scan<T, false, true> : scan<T, false, false>;
+}
+
+// A block of floating-point elements; p is the place of the first one of `first` in the whole.
+template <class T>
+TARGET static void take_floats(const T *p, int64_t n, int64_t first, int flags, Totals &totals, Record &record,
+                               double *sketch) {
+    Sums sums = scan_for<T>(flags & HASH, sketch)(p, n, first, sketch);
+    totals.hash += sums.hash;
+    if (sums.squares < INF) {
+        if (sums.zeros || sums.low < totals.low || sums.high > totals.high)
+            look_closer<T, false>(p, n, totals, nullptr);
+        measure_moments<T, false>(p, n, n, sums, record);
+        if (flags & HISTOGRAM) add_histogram(p, n, totals.histogram);
+        return;
+    }
+    Value<T> kept[BLOCK + GROUP];
+    int64_t finite = look_closer<T, true>(p, n, totals, kept);
+    sums = scan_for<Value<T>>(false, sketch)(kept, n, first, sketch);
+    measure_moments<T, true>(p, n, finite, sums, record);
+    if (flags & HISTOGRAM) add_histogram(kept, n, totals.histogram);
+}
+
 template <class T>
 TARGET static void block_of(const Job &job, int64_t index, Totals &totals, Record &record, double *sketch) {
     int64_t first = index * BLOCK, n = job.count - first < BLOCK ? job.count - first : BLOCK;
     const T *p = static_cast<const T *>(job.data) + first;
-    uint64_t tile = static_cast<uint64_t>(first) * sizeof(T) / (4 * TILE);
     if constexpr (std::numeric_limits<T>::is_integer) {
-        double wide_p[BLOCK + LANES];
+        constexpr int64_t SIZE = sizeof(T);
+        double wide_p[BLOCK];
         for (int64_t i = 0; i < n; ++i) wide_p[i] = static_cast<double>(p[i]);
-        if (job.flags & HASH) totals.hash += hash_bytes(p, n * static_cast<int64_t>(sizeof(T)), tile);
-        take_block(job, wide_p, n, scan64(wide_p, n), totals, record);
-        if (sketch) add_sketch(wide_p, n, first, sketch);
+        if (job.flags & HASH) totals.hash += hash_bytes(p, n * SIZE, static_cast<uint64_t>(first * SIZE / (4 * TILE)));
+        take_floats(wide_p, n, first, job.flags & ~HASH, totals, record, sketch);
+    } else if (sizeof(T) == 8 && job.scale_a != 1) {
+        double scaled[BLOCK];
+        for (int64_t i = 0; i < n; ++i) scaled[i] = to_double(p[i]) * job.scale_a * job.scale_b;
+        take_floats(scaled, n, first, job.flags, totals, record, sketch);
     } else {
-        Sums sums;
-        if constexpr (sizeof(T) == 8) {
-            sums = scan64(p, n);
-            if (job.flags & HASH) sums.hash = hash_bytes(p, n * 8, tile);
-        } else {
-            sums = job.flags & HASH ? scan<T, true>(p, n, tile) : scan<T, false>(p, n, tile);
-        }
-        totals.hash += sums.hash;
-        if (!(sums.squares < INF) || job.scale_a != 1) {
-            careful_block(job, p, n, first, totals, record, sketch);
-            return;
-        }
-        take_block(job, p, n, sums, totals, record);
-        if (sketch) add_sketch(p, n, first, sketch);
+        take_floats(p, n, first, job.flags, totals, record, sketch);
     }
 }
 

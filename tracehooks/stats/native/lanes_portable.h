@@ -7,7 +7,6 @@ using Words4 = uint32_t __attribute__((vector_size(16)));
 using Words2 = uint64_t __attribute__((vector_size(16)));
 using Floats4 = float __attribute__((vector_size(16)));
 using Doubles2 = double __attribute__((vector_size(16)));
-using Masks2 = int64_t __attribute__((vector_size(16)));
 
 struct U { Words4 x[2]; };
 struct F { Floats4 x[2]; };
@@ -53,57 +52,98 @@ inline uint64_t total64(U sum) {
     return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-inline F values(U words, int, float) { return load_bits<F>(&words); }
+// The upper halves of sixteen elements, which bound the elements themselves.
+using Halves8 = uint16_t __attribute__((vector_size(16)));
+using Signed8 = int16_t __attribute__((vector_size(16)));
 
-inline F values(U words, int part, Bf16) {  // even elements, then odd ones
-    for (Words4 &x : words.x) x = part ? x & 0xFFFF0000u : x << 16;
-    return load_bits<F>(&words);
+struct H { Halves8 x[2]; };
+
+template <class T> inline H halves(const T *p) {
+    constexpr size_t PER = sizeof(T) / 2;
+    uint16_t all[GROUP * PER], upper[GROUP];
+    std::memcpy(all, p, sizeof(all));
+    for (int k = 0; k < GROUP; ++k) upper[k] = all[PER * k + PER - 1];
+    return load_bits<H>(upper);
 }
 
-inline F values(U words, int part, F16Bits) {  // the lower half, then the upper one
-    F16Bits halves[8];
+inline H halves_of(int x) {
+    Halves8 all = Halves8{} + static_cast<uint16_t>(x);
+    return {{all, all}};
+}
+
+inline H doubled(H h) { return {{h.x[0] + h.x[0], h.x[1] + h.x[1]}}; }
+
+inline H most_signed(H a, H b) {
+    for (int k = 0; k < 2; ++k)
+        a.x[k] = reinterpret_cast<Signed8>(a.x[k]) > reinterpret_cast<Signed8>(b.x[k]) ? a.x[k] : b.x[k];
+    return a;
+}
+
+inline H most(H a, H b) {
+    for (int k = 0; k < 2; ++k) a.x[k] = a.x[k] > b.x[k] ? a.x[k] : b.x[k];
+    return a;
+}
+
+inline H least(H a, H b) {
+    for (int k = 0; k < 2; ++k) a.x[k] = a.x[k] < b.x[k] ? a.x[k] : b.x[k];
+    return a;
+}
+
+inline void store(uint16_t *p, H h) { std::memcpy(p, &h, sizeof(h)); }
+
+inline F values(const float *p) { return load_bits<F>(p); }
+
+template <class T> inline F values(const T *p) {
     float value[8];
-    std::memcpy(halves, &words.x[part], 16);
-    for (int k = 0; k < 8; ++k) value[k] = to_float(halves[k]);
+    for (int k = 0; k < 8; ++k) value[k] = to_float(p[k]);
     return load_bits<F>(value);
 }
+
+inline void store(float *p, F x) { std::memcpy(p, &x, sizeof(x)); }
 
 inline F everywhere(float x) {
     Floats4 all = {x, x, x, x};
     return {{all, all}};
 }
 
-inline F lower(F a, F b) {
-    for (int k = 0; k < 2; ++k) a.x[k] = b.x[k] < a.x[k] ? b.x[k] : a.x[k];
-    return a;
-}
-
-inline F higher(F a, F b) {
-    for (int k = 0; k < 2; ++k) a.x[k] = b.x[k] > a.x[k] ? b.x[k] : a.x[k];
-    return a;
-}
-
-inline void store(float *p, F x) { std::memcpy(p, &x, sizeof(x)); }
-
-inline U count_zeros(U counts, F x) {
-    for (int k = 0; k < 2; ++k) counts.x[k] -= reinterpret_cast<Words4>(x.x[k] == 0.0f);
-    return counts;
-}
-
-inline int64_t total32(U counts) {
-    int64_t sum = 0;
-    for (const Words4 &x : counts.x) sum += int64_t{x[0]} + x[1] + x[2] + x[3];
-    return sum;
-}
-
-inline D eight(double x) {
+inline D everywhere(double x) {
     Doubles2 both = {x, x};
     return {{both, both, both, both}};
 }
 
+// The same for float32 and float64, register after register.
+
+template <class V> inline V lower(V a, V b) {
+    for (size_t k = 0; k < sizeof(V) / 16; ++k) a.x[k] = b.x[k] < a.x[k] ? b.x[k] : a.x[k];
+    return a;
+}
+
+template <class V> inline V higher(V a, V b) {
+    for (size_t k = 0; k < sizeof(V) / 16; ++k) a.x[k] = b.x[k] > a.x[k] ? b.x[k] : a.x[k];
+    return a;
+}
+
+template <class V> inline V add_equal(V counts, V a, V b) {
+    for (size_t k = 0; k < sizeof(V) / 16; ++k) counts.x[k] = a.x[k] == b.x[k] ? counts.x[k] + 1 : counts.x[k];
+    return counts;
+}
+
+template <class V> inline V finite_or(V a, V b) {
+    for (size_t k = 0; k < sizeof(V) / 16; ++k) a.x[k] = a.x[k] - a.x[k] == 0 ? a.x[k] : b.x[k];
+    return a;
+}
+
+inline D load(const double *p) { return load_bits<D>(p); }
+inline D values(const double *p) { return load(p); }
+
 template <class T> inline D load(const T *p) {
+    F x = values(p);
     D d;
-    for (int k = 0; k < 4; ++k) d.x[k] = Doubles2{to_double(p[2 * k]), to_double(p[2 * k + 1])};
+    for (int k = 0; k < 4; ++k) {
+        Floats4 v = x.x[k / 2];
+        int at = k % 2 * 2;
+        d.x[k] = Doubles2{static_cast<double>(v[at]), static_cast<double>(v[at + 1])};
+    }
     return d;
 }
 
@@ -119,43 +159,14 @@ inline D subtract(D x, D y) {
     return x;
 }
 
-inline D square(D x) {
-    for (Doubles2 &d : x.x) d *= d;
+inline D multiply(D x, D y) {
+    for (int k = 0; k < 4; ++k) x.x[k] *= y.x[k];
     return x;
 }
 
-inline D lower(D x, D y) {
-    for (int k = 0; k < 4; ++k) x.x[k] = y.x[k] < x.x[k] ? y.x[k] : x.x[k];
-    return x;
-}
+inline D add_exact_square(D sum, D x) { return add(sum, multiply(x, x)); }
 
-inline D higher(D x, D y) {
-    for (int k = 0; k < 4; ++k) x.x[k] = y.x[k] > x.x[k] ? y.x[k] : x.x[k];
-    return x;
-}
-
-inline D wide(F x) {
-    D d;
-    for (int k = 0; k < 4; ++k) {
-        Floats4 v = x.x[k / 2];
-        int at = k % 2 * 2;
-        d.x[k] = Doubles2{static_cast<double>(v[at]), static_cast<double>(v[at + 1])};
-    }
-    return d;
-}
-
-inline D add(D sum, F x) { return add(sum, wide(x)); }
-inline D add_exact_square(D sum, D x) { return add(sum, square(x)); }
-inline D add_exact_square(D sum, F x) { return add_exact_square(sum, wide(x)); }
-
-// How many lanes are equal.
-inline int equal_in(D x, D y) {
-    Masks2 found = {};
-    for (int k = 0; k < 4; ++k) found -= x.x[k] == y.x[k];
-    return static_cast<int>(found[0] + found[1]);
-}
-
-inline D add_signed(D sum, D x, unsigned bits) {
+inline D add_signed(D sum, D x, uint64_t bits) {
     for (int k = 0; k < 4; ++k, bits >>= 2) sum.x[k] += x.x[k] * Doubles2{bits & 1 ? -1.0 : 1.0, bits & 2 ? -1.0 : 1.0};
     return sum;
 }
