@@ -61,14 +61,12 @@ template <class T> TARGET static void finish(const Lanes &lanes, Sums &sums, dou
     store(lane, add(lanes.squares[0], lanes.squares[1]));
     sums.squares = reduced(lane);
     if (sketch) store(sketch, lanes.sketch[0]), store(sketch + LANES, lanes.sketch[1]);
-    uint16_t half[3][GROUP];
+    uint16_t half[3][GROUP], lowest = 0, smallest = 0xFFFF;
+    int16_t highest = -0x8000;
     store(half[0], lanes.highest), store(half[1], lanes.lowest), store(half[2], lanes.smallest);
-    int highest = -0x8000, lowest = 0, smallest = 0xFFFF;
-    for (int k = 0; k < GROUP; ++k) {
-        highest = std::max<int>(highest, static_cast<int16_t>(half[0][k]));
-        lowest = std::max<int>(lowest, half[1][k]);
-        smallest = std::min<int>(smallest, half[2][k]);
-    }
+    for (uint16_t x : half[0]) highest = std::max(highest, static_cast<int16_t>(x));
+    for (uint16_t x : half[1]) lowest = std::max(lowest, x);
+    for (uint16_t x : half[2]) smallest = std::min(smallest, x);
     double nearest = magnitude_with<T>(smallest / 2);
     sums.zeros = smallest == 0;
     sums.high = highest >= 0 ? magnitude_with<T>(highest, true) : -nearest;
@@ -140,6 +138,18 @@ TARGET static void measure_moments(const T *p, int64_t n, int64_t finite, const 
     if (!(spread > sums.squares / 64)) measure_spread<T, HOLES>(p, n, mean, record);
 }
 
+// The sum of counts that `count_equal` left in the bits of a register of values.
+template <class T, class V> TARGET inline int64_t total(V counts) {
+    using Count = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+    Value<T> found[sizeof(V) / sizeof(Count)];
+    Count count[sizeof(V) / sizeof(Count)];
+    store(found, counts);
+    std::memcpy(count, found, sizeof(count));
+    int64_t sum = 0;
+    for (Count one : count) sum += one;
+    return sum;
+}
+
 // Exact extremes and the number of zeros; if there are holes, also how many of which kind, and the elements with zeros
 // in their places. Returns the number of finite elements.
 template <class T, bool HOLES> TARGET static int64_t look_closer(const T *p, int64_t n, Totals &totals, Value<T> *kept) {
@@ -150,10 +160,10 @@ template <class T, bool HOLES> TARGET static int64_t look_closer(const T *p, int
     auto look = [&](V x) TARGET {
         low = lower(low, HOLES ? finite_or(x, top) : x);
         high = higher(high, HOLES ? finite_or(x, bottom) : x);
-        zeros = add_equal(zeros, x, zero);
+        zeros = count_equal(zeros, x, zero);
         if constexpr (HOLES) {
-            posinf = add_equal(posinf, x, top), neginf = add_equal(neginf, x, bottom);
-            numbers = add_equal(numbers, x, x);
+            posinf = count_equal(posinf, x, top), neginf = count_equal(neginf, x, bottom);
+            numbers = count_equal(numbers, x, x);
             store(kept, finite_or(x, zero));
             kept += SIZE;
         }
@@ -164,21 +174,17 @@ template <class T, bool HOLES> TARGET static int64_t look_closer(const T *p, int
         look(values(p + i));
     }
     if (i < n) look(values(Padded<T, SIZE>(p + i, n - i, NANS).at));
-    Value<T> found[6][SIZE];
-    store(found[0], low), store(found[1], high), store(found[2], zeros);
-    store(found[3], posinf), store(found[4], neginf), store(found[5], numbers);
-    double count[6] = {};
+    Value<T> lowest[SIZE], highest[SIZE];
+    store(lowest, low), store(highest, high);
     for (int64_t k = 0; k < SIZE; ++k) {
-        totals.low = std::min<double>(totals.low, found[0][k]);
-        totals.high = std::max<double>(totals.high, found[1][k]);
-        for (int kind = 2; kind < 6; ++kind) count[kind] += found[kind][k];
+        totals.low = std::min<double>(totals.low, lowest[k]);
+        totals.high = std::max<double>(totals.high, highest[k]);
     }
-    totals.zeros += static_cast<int64_t>(count[2]);
+    totals.zeros += total<T>(zeros);
     if constexpr (!HOLES) return n;
-    int64_t infinite = static_cast<int64_t>(count[3] + count[4]), all = static_cast<int64_t>(count[5]);
-    totals.posinf += static_cast<int64_t>(count[3]), totals.neginf += static_cast<int64_t>(count[4]);
-    totals.nan += n - all;
-    return all - infinite;
+    int64_t all = total<T>(numbers), positive = total<T>(posinf), negative = total<T>(neginf);
+    totals.posinf += positive, totals.neginf += negative, totals.nan += n - all;
+    return all - positive - negative;
 }
 
 TARGET static uint64_t hash_bytes(const void *data, int64_t bytes, uint64_t tile) {

@@ -43,8 +43,9 @@ TARGET inline void store(float *p, F x) { _mm256_storeu_ps(p, x); }
 TARGET inline F everywhere(float x) { return _mm256_set1_ps(x); }
 TARGET inline F lower(F a, F b) { return _mm256_min_ps(b, a); }
 TARGET inline F higher(F a, F b) { return _mm256_max_ps(b, a); }
-TARGET inline F add_equal(F counts, F x, F y) {
-    return _mm256_add_ps(counts, _mm256_and_ps(_mm256_cmp_ps(x, y, _CMP_EQ_OQ), _mm256_set1_ps(1)));
+TARGET inline F count_equal(F counts, F x, F y) {
+    __m256i equal = _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_EQ_OQ));
+    return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(counts), equal));
 }
 TARGET inline F finite_or(F x, F other) {
     return _mm256_blendv_ps(other, x, _mm256_cmp_ps(_mm256_sub_ps(x, x), _mm256_setzero_ps(), _CMP_EQ_OQ));
@@ -71,11 +72,12 @@ TARGET inline D add_exact_square(D sum, D x) {
     return {_mm256_fmadd_pd(x.a, x.a, sum.a), _mm256_fmadd_pd(x.b, x.b, sum.b)};
 }
 
-TARGET inline __m256d one_where_equal(__m256d x, __m256d y) {
-    return _mm256_and_pd(_mm256_cmp_pd(x, y, _CMP_EQ_OQ), _mm256_set1_pd(1));
+TARGET inline __m256d count_equal(__m256d counts, __m256d x, __m256d y) {
+    __m256i equal = _mm256_castpd_si256(_mm256_cmp_pd(x, y, _CMP_EQ_OQ));
+    return _mm256_castsi256_pd(_mm256_sub_epi64(_mm256_castpd_si256(counts), equal));
 }
-TARGET inline D add_equal(D counts, D x, D y) {
-    return add(counts, {one_where_equal(x.a, y.a), one_where_equal(x.b, y.b)});
+TARGET inline D count_equal(D counts, D x, D y) {
+    return {count_equal(counts.a, x.a, y.a), count_equal(counts.b, x.b, y.b)};
 }
 TARGET inline __m256d finite_or(__m256d x, __m256d other) {
     return _mm256_blendv_pd(other, x, _mm256_cmp_pd(_mm256_sub_pd(x, x), _mm256_setzero_pd(), _CMP_EQ_OQ));

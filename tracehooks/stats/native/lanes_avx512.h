@@ -39,8 +39,10 @@ TARGET inline void store(float *p, F x) { _mm512_storeu_ps(p, x); }
 TARGET inline F everywhere(float x) { return _mm512_set1_ps(x); }
 TARGET inline F lower(F a, F b) { return _mm512_min_ps(b, a); }
 TARGET inline F higher(F a, F b) { return _mm512_max_ps(b, a); }
-TARGET inline F add_equal(F counts, F x, F y) {
-    return _mm512_mask_add_ps(counts, _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ), counts, _mm512_set1_ps(1));
+TARGET inline F count_equal(F counts, F x, F y) {
+    U all = _mm512_castps_si512(counts);
+    __mmask16 equal = _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ);
+    return _mm512_castsi512_ps(_mm512_mask_add_epi32(all, equal, all, _mm512_set1_epi32(1)));
 }
 TARGET inline F finite_or(F x, F other) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(_mm512_sub_ps(x, x), _mm512_setzero_ps(), _CMP_EQ_OQ), other, x);
@@ -66,8 +68,10 @@ TARGET inline D higher(D x, D y) { return _mm512_max_pd(y, x); }
 
 TARGET inline D add_exact_square(D sum, D x) { return _mm512_fmadd_pd(x, x, sum); }
 
-TARGET inline D add_equal(D counts, D x, D y) {
-    return _mm512_mask_add_pd(counts, _mm512_cmp_pd_mask(x, y, _CMP_EQ_OQ), counts, _mm512_set1_pd(1));
+TARGET inline D count_equal(D counts, D x, D y) {
+    U all = _mm512_castpd_si512(counts);
+    __mmask8 equal = _mm512_cmp_pd_mask(x, y, _CMP_EQ_OQ);
+    return _mm512_castsi512_pd(_mm512_mask_add_epi64(all, equal, all, _mm512_set1_epi64(1)));
 }
 TARGET inline D finite_or(D x, D other) {
     return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(_mm512_sub_pd(x, x), _mm512_setzero_pd(), _CMP_EQ_OQ), other, x);

@@ -123,8 +123,11 @@ template <class V> inline V higher(V a, V b) {
     return a;
 }
 
-template <class V> inline V add_equal(V counts, V a, V b) {
-    for (size_t k = 0; k < sizeof(V) / 16; ++k) counts.x[k] = a.x[k] == b.x[k] ? counts.x[k] + 1 : counts.x[k];
+template <class V> inline V count_equal(V counts, V a, V b) {
+    for (size_t k = 0; k < sizeof(V) / 16; ++k) {
+        auto equal = a.x[k] == b.x[k];
+        counts.x[k] = reinterpret_cast<decltype(a.x[k] + b.x[k])>(reinterpret_cast<decltype(equal)>(counts.x[k]) - equal);
+    }
     return counts;
 }
 
