@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import importlib.util
 import struct
 import warnings
 from array import array
@@ -54,6 +55,7 @@ ROWS_REQUEST = struct.Struct("=qqqqq")
 """Arguments of ``hash_rows``: address, rows, options, address of the hashes, bytes of a row."""
 
 Entry = Callable[[bytes], int]
+Door = Callable[[Tensor, Tensor, int], bool]
 
 
 class UnusableError(Exception):
@@ -73,6 +75,8 @@ class Library:
     hash_rows: Entry
     levels: tuple[str, ...]
     """Names of the instruction sets that this processor has, from the most portable to the widest."""
+    door: Door | None
+    """``measure`` of door.cpp, where the library has it."""
 
 
 @cache
@@ -115,7 +119,27 @@ def load(folder: Path) -> Library:
         held.tracehooks_nonfinite,
         free.tracehooks_hash_rows,
         levels,
+        _door(path),
     )
+
+
+def _door(path: Path) -> Door | None:
+    """The quick way into the library, if it was built with Python's headers and torch's tensors show themselves."""
+    capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # since torch 2.10
+    loader = importlib.machinery.ExtensionFileLoader("tracehooks.stats._cpu", str(path))
+    try:
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path)))
+    except ImportError:
+        return None
+    return module.measure if capsule is not None and module.connect(capsule) else None
+
+
+def measured(x: Tensor, spec: Spec, out: Tensor) -> bool:
+    """Writes the statistics of a small tensor on the CPU to a row; whether x and out were such."""
+    kernel, kind = library(), type(x)
+    if kernel is None or kernel.door is None or not (kind is Tensor or kind is Parameter) or type(out) is not Tensor:
+        return False
+    return not x.is_neg() and kernel.door(x, out, spec.flags)
 
 
 def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = BEST) -> Tensor | None:
