@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
+from glob import glob
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 
 class PlainLibrary(build_ext):
-    """Builds libraries with a plain C interface: loaded by ctypes, they have no function that initialises a module."""
+    """Builds a library with a plain C interface, which need not have a function that initialises a module."""
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         """None beyond those that the source marks."""
         return list(ext.export_symbols)
 
 
-NATIVE = "tracehooks/stats/native/"
 KERNEL = Extension(
     "tracehooks.stats._cpu",
-    sources=["tracehooks/stats/cpu.cpp"],
-    depends=[
-        NATIVE + name
-        for name in (
-            "common.h",
-            "kernel.h",
-            "lanes_avx2.h",
-            "lanes_avx512.h",
-            "lanes_portable.h",
-            "nonfinite.h",
-            "pool.h",
-        )
-    ],
+    sources=["tracehooks/stats/cpu.cpp", "tracehooks/stats/door.cpp"],
+    depends=sorted(glob("tracehooks/stats/native/*.h")),
     # Instruction sets are chosen at run time. Contraction would make their roundings differ.
     extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-g0", "-w"],
     extra_link_args=["-pthread"],

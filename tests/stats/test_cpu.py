@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -105,6 +107,34 @@ def test_magnitudes_of_float64(exponent: int) -> None:
     agree(row_of(equal_on_all_levels(x)), expected(values_of(x), content_of(x)))
     x[::5], x[1::5] = math.nan, math.inf
     agree(row_of(equal_on_all_levels(x)), expected(values_of(x), content_of(x)))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("sign", [1, -1, 0])
+def test_extremes_that_hardly_differ(dtype: torch.dtype, sign: int) -> None:
+    """Minimum and maximum are exact in every block, also where only the last bits of elements tell them apart."""
+    x = 1 + torch.arange(20_000, dtype=torch.float64) * (2.0**-40 if dtype is torch.float64 else 2.0**-23)
+    x = torch.roll(x, 7_777).to(dtype) * (sign or 1)
+    x[::2] *= sign or -1
+    agree(row_of(equal_on_all_levels(x)), row_of(reference.summarize(x, EVERYTHING)))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_zeros_of_one_sign(dtype: torch.dtype) -> None:
+    """Zeros of either sign are found among others of either sign, wherever they are, and subnormals are none."""
+    for zero in (0.0, -0.0, torch.finfo(dtype).smallest_normal / 4):
+        for others in (1, -1):
+            x = torch.full((9000,), others, dtype=dtype)
+            x[4097], x[8999] = zero, zero
+            row = row_of(equal_on_all_levels(x))
+            assert row["zeros"] == (0 if zero else 2)
+            assert row["max"] == max(others, x[4097].item())
+
+
+def test_every_power_of_two() -> None:
+    """The histogram has a bucket for each magnitude that float64 has, subnormal ones among them."""
+    x = torch.tensor([2.0**exponent for exponent in range(-1074, 1024)], dtype=torch.float64)
+    agree(row_of(equal_on_all_levels(x)), row_of(reference.summarize(x, EVERYTHING)))
 
 
 def test_an_outlier_in_every_place() -> None:
@@ -366,6 +396,69 @@ def test_deterministic_mode_does_not_matter() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(row, native(x))
+
+
+@pytest.mark.skipif(KERNEL is None or KERNEL.door is None, reason="built without Python's headers, or an older torch")
+class TestDoor:
+    """The quick way to the kernel takes small dense tensors, gives the same rows, and leaves the rest alone."""
+
+    @pytest.mark.parametrize("dtype", FLOATING + INTEGRAL, ids=str)
+    @pytest.mark.parametrize("shape", [(), (1,), (1, 3, 1), (1000,), (2, 250)])
+    def test_what_it_takes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """Every native dtype in any shape, views with an offset and what requires a gradient among them."""
+        x = of_kind("normal", 1007, dtype)[7:][: math.prod(shape)].view(shape)
+        for tensor in (x, torch.nn.Parameter(x, requires_grad=dtype.is_floating_point)):
+            out = torch.zeros(EVERYTHING.width, dtype=torch.int64)
+            assert cpu.measured(tensor, EVERYTHING, out)
+            assert torch.equal(out, native(x))
+
+    @pytest.mark.parametrize(
+        "like",
+        [
+            lambda x: x.t(),
+            lambda x: x[:, ::2],
+            lambda x: x[0].expand(6, 6),
+            lambda x: torch._neg_view(x),
+            lambda x: x.to_sparse(),
+            lambda x: x.to(torch.complex64),
+            lambda x: x.to(torch.float8_e4m3fn),
+            lambda x: x.to("meta"),
+            lambda x: torch.zeros(1 << 17),
+            lambda x: x.as_subclass(type("Named", (Tensor,), {})),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:Sparse")
+    def test_what_it_leaves(self, like: Any) -> None:
+        """Other tensors are left to the caller, and nothing is written."""
+        out = torch.full((EVERYTHING.width,), -7)
+        assert not cpu.measured(like(torch.randn(6, 6)), EVERYTHING, out)
+        assert (out == -7).all()
+
+    @pytest.mark.parametrize(
+        "misfit", [torch.zeros(13, dtype=torch.int64), torch.zeros(12), torch.zeros(24).long()[::2]]
+    )
+    def test_rows_that_it_leaves(self, misfit: Tensor) -> None:
+        """A row of another size, type or stride is left to the caller."""
+        assert not cpu.measured(torch.ones(5), Spec(), misfit)
+        assert not misfit.any()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_the_threads_are_those_of_torch() -> None:
+    """Where torch runs on OpenMP, a large tensor is measured by its threads: there are no more of them afterwards."""
+    code = """if True:
+        import os, torch
+        from tracehooks import stats
+        torch.set_num_threads(2)
+        x = torch.randn(3_000_000)
+        stats.summarize(x[:10], stats.Spec()), (x + 1).sum()
+        before = len(os.listdir("/proc/self/task"))
+        stats.summarize(x, stats.Spec())
+        assert len(os.listdir("/proc/self/task")) == before
+    """
+    if not torch.backends.openmp.is_available():
+        pytest.skip("torch without OpenMP")
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_level_that_the_processor_lacks_is_not_run() -> None:

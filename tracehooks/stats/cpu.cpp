@@ -22,6 +22,14 @@ namespace tracehooks::avx512 {
 #include "native/nonfinite.h"
 #undef TARGET
 }  // namespace tracehooks::avx512
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+namespace tracehooks::neon {
+#include "native/lanes_neon.h"
+#include "native/kernel.h"
+#include "native/nonfinite.h"
+#undef TARGET
+}  // namespace tracehooks::neon
 #endif
 
 namespace tracehooks::portable {
@@ -34,9 +42,8 @@ namespace tracehooks::portable {
 namespace tracehooks {
 namespace {
 
-constexpr int ABI = 3;
+constexpr int ABI = 4;
 constexpr int64_t BLOCKS_AT_A_TIME = 8;
-enum Level { PORTABLE, AVX2, AVX512, LEVELS };
 enum Status { DONE, UNSUPPORTED, OUT_OF_MEMORY };
 
 // Rounding to nearest and subnormals kept, whatever the calling thread has chosen, until the end of a scope.
@@ -59,6 +66,17 @@ class PlainFloats {
 #endif
 };
 
+const Kernel KERNELS[] = {
+    {"portable", portable::block, portable::hash_bytes, portable::nonfinite},
+#if defined(__x86_64__)
+    {"avx2", avx2::block, avx2::hash_bytes, avx2::nonfinite},
+    {"avx512", avx512::block, avx512::hash_bytes, avx512::nonfinite},
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+    {"neon", neon::block, neon::hash_bytes, neon::nonfinite},
+#endif
+};
+constexpr int LEVELS = sizeof(KERNELS) / sizeof(KERNELS[0]);
+
 int best_level() {
 #if defined(__x86_64__)
     static const int best = [] {
@@ -66,21 +84,13 @@ int best_level() {
         bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         bool wider = wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-        return wider ? AVX512 : wide ? AVX2 : PORTABLE;
+        return wider ? 2 : wide ? 1 : 0;
     }();
     return best;
 #else
-    return PORTABLE;
+    return LEVELS - 1;  // what the processor must have to run this at all
 #endif
 }
-
-const Kernel KERNELS[] = {
-    {"portable", portable::block, portable::hash_bytes, portable::nonfinite},
-#if defined(__x86_64__)
-    {"avx2", avx2::block, avx2::hash_bytes, avx2::nonfinite},
-    {"avx512", avx512::block, avx512::hash_bytes, avx512::nonfinite},
-#endif
-};
 
 // Options of a call, packed by stats/cpu.py: dtype, flags, 1 + level (0: the best), threads.
 struct Options {
@@ -274,9 +284,11 @@ EXPORTED int tracehooks_abi() { return ABI; }
 // The best instruction set of this processor, and what a level is called (null: not compiled in).
 EXPORTED int tracehooks_level() { return best_level(); }
 EXPORTED const char *tracehooks_level_name(int level) {
-    int known = static_cast<int>(sizeof(KERNELS) / sizeof(KERNELS[0]));
-    return level >= 0 && level < known ? KERNELS[level].name : nullptr;
+    return level >= 0 && level < LEVELS ? KERNELS[level].name : nullptr;
 }
+
+// From now on threads are those of an OpenMP runtime, by its GOMP_parallel (null: this library's own).
+EXPORTED void tracehooks_use_team(void *parallel) { pools().team.store(reinterpret_cast<Team>(parallel)); }
 
 // All take their arguments as one record of numbers and addresses, which costs ctypes least, and return a Status.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import multiprocessing
+import os
 import struct
 import warnings
 from array import array
@@ -24,7 +26,8 @@ from torch.nn import Parameter
 from tracehooks.stats.layout import INTEGERS, Spec
 from tracehooks.stats.plain import plain
 
-ABI = 3
+ABI = 4
+PROCESS = os.getpid()
 BEST = -1
 """The level of the widest registers that the processor has; levels count from 0, which needs nothing special."""
 
@@ -108,6 +111,7 @@ def load(folder: Path) -> Library:
         name_of = free.tracehooks_level_name
         name_of.restype = ctypes.c_char_p
         levels = tuple(name_of(level).decode() for level in range(free.tracehooks_level() + 1))
+        free.tracehooks_use_team(_team())
     except (OSError, AttributeError) as error:
         raise UnusableError(f"{path.name} cannot be loaded ({error})") from error
     return Library(
@@ -121,6 +125,20 @@ def load(folder: Path) -> Library:
         levels,
         _door(path),
     )
+
+
+def _team() -> ctypes.c_void_p:
+    """The function by which the OpenMP runtime that torch runs on gives its threads work, null where there is none.
+
+    After fork these runtimes wait forever for threads that are gone: a child that may be such has threads of its own.
+    """
+    if os.getpid() == PROCESS and multiprocessing.parent_process() is None:
+        for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+            try:
+                return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p)
+            except (OSError, AttributeError):
+                continue
+    return ctypes.c_void_p()
 
 
 def _door(path: Path) -> Door | None:

@@ -1,5 +1,6 @@
-// A few threads that sleep until a large tensor comes. One call at a time has them; another that comes meanwhile does
-// its work alone. A child process after fork has none of its parent's threads: it starts with an empty pool.
+// A few threads for large tensors: torch's own team where it has one to share, or else some that sleep until they are
+// wanted. One call at a time has them; another that comes meanwhile does its work alone. A child process after fork has
+// none of its parent's threads, and cannot use a team any more: it starts with an empty pool.
 #pragma once
 
 #include <algorithm>
@@ -82,8 +83,12 @@ class Pool {
     int threads_ = 0, wanted_ = 0, busy_ = 0;
 };
 
-// The pool of this process, kept forever: sleeping threads may outlive main.
+// `GOMP_parallel` of the OpenMP runtime that torch runs on: calls work(context) in as many threads at once.
+using Team = void (*)(Pool::Work work, void *context, unsigned threads, unsigned flags);
+
+// The threads of this process. The pool is kept forever: sleeping threads may outlive main.
 struct Pools {
+    std::atomic<Team> team{nullptr};
     std::atomic<Pool *> pool{nullptr};
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
 };
@@ -93,6 +98,7 @@ inline Pools &pools() {
         auto *made = new Pools;
 #ifdef TRACEHOOKS_POSIX
         pthread_atfork(nullptr, nullptr, [] {
+            pools().team.store(nullptr);
             pools().pool.store(nullptr);
             pools().taken.clear();
         });
@@ -105,8 +111,12 @@ inline Pools &pools() {
 // work(context) in up to `threads` threads, this one among them.
 inline void in_threads(int threads, Pool::Work work, void *context) {
     if (threads <= 1 || pools().taken.test_and_set(std::memory_order_acquire)) return work(context);
-    if (!pools().pool.load()) pools().pool.store(new Pool);
-    pools().pool.load()->run(threads - 1, work, context);
+    if (Team team = pools().team.load()) {
+        team(work, context, static_cast<unsigned>(threads), 0);
+    } else {
+        if (!pools().pool.load()) pools().pool.store(new Pool);
+        pools().pool.load()->run(threads - 1, work, context);
+    }
     pools().taken.clear(std::memory_order_release);
 }
 
