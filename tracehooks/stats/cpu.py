@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import inspect
 import multiprocessing
 import os
 import struct
@@ -133,7 +134,7 @@ def _team() -> ctypes.c_void_p:
     After fork these runtimes wait forever for threads that are gone: a child that may be such has threads of its own.
     """
     if os.getpid() == PROCESS and multiprocessing.parent_process() is None:
-        for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        for path in (Path(inspect.getfile(torch)).parent / "lib").glob("libtorch_cpu.*"):
             try:
                 return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p)
             except (OSError, AttributeError):
