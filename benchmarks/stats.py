@@ -1,14 +1,15 @@
 """What measuring a tensor costs, as multiples of ``tensor.sum()`` and against the five reductions that it replaces.
 
 Run ``python -m benchmarks.stats [--rounds 30] [--threads 1 2]``. Each case is a line of JSON: the least time over rounds
-in which all cases take turns, so that a busy machine disturbs them alike. The last line names the machine. Nothing is
-reported unless the kernel's row agrees with the reference first.
+in which all cases take turns, so that a busy machine disturbs them alike. Then each target and whether it holds. The last
+line names the machine and its load. Nothing is reported unless the kernel's row agrees with the reference first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tracehooks import stats
 from tracehooks.stats import Spec, reference
 
 SIZES = (1000, 1 << 20, 1 << 24)
+SMALL, MEDIUM, LARGE = SIZES
 PLAIN, SKETCHED, ALL, UNHASHED = Spec(), Spec(sketch=True), Spec(sketch=True, histogram=True), Spec(hash=False)
 
 
@@ -49,6 +51,7 @@ def cases(x: Tensor) -> dict[str, Callable[[], object]]:
     half, wide, far = x.to(torch.bfloat16), x.to(torch.float64), x + 1000
     holes = x.clone()
     holes[::5] = float("inf")
+    clipped = x.relu()
     row = torch.empty(PLAIN.width, dtype=torch.int64)
     return {
         "sum": x.sum,
@@ -60,6 +63,8 @@ def cases(x: Tensor) -> dict[str, Callable[[], object]]:
         "bfloat16": lambda: stats.summarize(half, PLAIN),
         "float64": lambda: stats.summarize(wide, PLAIN),
         "mean far above std": lambda: stats.summarize(far, PLAIN),
+        "sum of float64": wide.sum,
+        "half of it zeros": lambda: stats.summarize(clipped, PLAIN),
         "one fifth infinite": lambda: stats.summarize(holes, PLAIN),
         "five reductions": lambda: five_reductions(x),
     }
@@ -78,6 +83,19 @@ def least_times(todo: dict[str, Callable[[], object]], rounds: int, repeats: int
     return least
 
 
+def targets(least: dict[str, float], size: int) -> list[dict[str, object]]:
+    """What a size has to reach, as multiples of another case's time or in microseconds."""
+    times_sum = {LARGE: {"summarize": 1.5, "with sketch": 2.2}, MEDIUM: {"summarize": 1.8}}.get(size, {})
+    rows = [(f"{case}, times sum", limit, least[case] / least["sum"]) for case, limit in times_sum.items()]
+    rows.append(("summarize, times five reductions", 1 / 20, least["summarize"] / least["five reductions"]))
+    if size == SMALL:
+        rows = [("summarize into a row, microseconds", 2.0, least["summarize into a row"] * 1e6)]
+    return [
+        {"target": name, "limit": limit, "measured": round(found, 3), "holds": found <= limit}
+        for name, limit, found in rows
+    ]
+
+
 def main() -> None:
     """Check, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,7 +112,10 @@ def main() -> None:
             for name, seconds in least.items():
                 line = {"case": name, "elements": size, "threads": threads, "microseconds": round(seconds * 1e6, 2)}
                 print(json.dumps(line | {"times_sum": round(seconds / least["sum"], 2)}), flush=True)
-    print(json.dumps(describe_machine() | {"kernel": stats.kernel_name("cpu")}))
+            for line in targets(least, size):
+                print(json.dumps(line | {"elements": size, "threads": threads}), flush=True)
+    load = {"kernel": stats.kernel_name("cpu"), "load": round(os.getloadavg()[0], 1)}
+    print(json.dumps(describe_machine() | load))
 
 
 if __name__ == "__main__":
