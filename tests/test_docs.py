@@ -44,9 +44,11 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_room_is_on_the_layout_page() -> None:
-    """docs/layout.md names every file of capture and locate."""
+    """docs/layout.md names every file of capture, locate and analysis."""
     text = (ROOT / "docs/layout.md").read_text()
-    for path in [*(ROOT / "tracehooks/capture").glob("*.py"), *(ROOT / "tracehooks/locate").glob("*.py")]:
+    for path in (
+        path for room in ("capture", "locate", "analysis") for path in (ROOT / "tracehooks" / room).glob("*.py")
+    ):
         if path.stem not in ("__init__", "trace", "select"):
             assert f"`{path.name}`" in text, path.name
 

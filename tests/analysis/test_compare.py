@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tracehooks.analysis.diff import diff
@@ -68,9 +67,11 @@ def test_difference_is_relative() -> None:
         0.5,
     )
     assert judged({"max": 8.0}, {"max": 6.0}) == ("differs", 0.25)
-    moved = [*SKETCH[:15], SKETCH[15] + 6.0]
-    status, difference = judged({"std": 3.0, "sketch": SKETCH}, {"std": 3.0, "sketch": moved})
-    assert (status, difference) == ("differs", pytest.approx(6.0 / (3.0 * np.sqrt(4))))
+    x, y = [3.0] + [0.0] * 15, [3.0, 4.0] + [0.0] * 14  # sketches of tensors of 16 elements, one in each sum
+    status, difference = judged(
+        {"shape": (16,), "rms": 3 / 4, "sketch": x}, {"shape": (16,), "rms": 5 / 4, "sketch": y}
+    )
+    assert (status, difference) == ("differs", pytest.approx(4 / 5))
 
 
 def test_counts_that_disagree_are_infinitely_far() -> None:

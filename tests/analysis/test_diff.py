@@ -159,9 +159,8 @@ def test_changed_weight_is_found_at_its_module() -> None:
         "forward",
         0,
     )
-    assert [(item.module, item.slot) for item in found.culprits] == [
-        ("blocks.1.fc", "output"),
-        ("blocks.1.fc", "weight"),
+    assert [(item.cause, item.module, item.slot) for item in found.culprits] == [
+        ("parameter", "blocks.1.fc", "weight"),
     ]
 
 
@@ -232,7 +231,7 @@ def test_buffers_are_culprits_only_of_their_own_module() -> None:
         return builder.tensor("bn", "running_mean", "buffer", mean=1.0 + ("bn" in changed)).run()
 
     began = diff(run(()), run(("bn",)))
-    assert [item.slot for item in began.culprits] == ["output", "running_mean"]
+    assert [item.slot for item in began.culprits] == ["running_mean"]
     passed_on = diff(run(()), run(("conv", "bn")))
     assert [(item.module, item.slot) for item in passed_on.culprits] == [("conv", "output")]
 
@@ -253,7 +252,9 @@ def test_steps_choose(steps: Any) -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        (9, "recorded steps, which go from 0 to 2"),
+        (9, "recorded steps, which go from 0 to 2, without 9"),
+        ([0, 99, 7], "recorded steps, which go from 0 to 2, without 7, 99"),
+        (slice(5, 9), "recorded steps, which go from 0 to 2"),
         ("1", "a step, a range, a slice or a list"),
         (1.5, "a step, a range"),
     ],
@@ -270,8 +271,8 @@ def test_rename_aligns_modules(rename: Any) -> None:
     """Regular expressions on a's paths let renamed modules align."""
     old, new = TraceBuilder(), TraceBuilder()
     for number in range(12):
-        old.tensor(f"layers.{number}", mean=number)
-        new.tensor(f"blocks.{number}", mean=number)
+        old.tensor(f"layers.{number}", mean=number, type="Block")
+        new.tensor(f"blocks.{number}", mean=number, type="Layer")  # another class: nothing to be guessed
     assert diff(old.run(), new.run()).counts["only_a"] == 12
     assert diff(old.run(), new.run(), rename=rename).identical
 
@@ -389,7 +390,7 @@ def test_essay() -> None:
     ]
     assert told.splitlines()[1].startswith("first divergence: step 1: blocks.2.fc output (forward): float32[4]: ")
     assert "→ 2.5" in told.splitlines()[1]
-    assert told.splitlines()[2].startswith("made by: step 1: blocks.2.fc output (forward)")
+    assert told.splitlines()[2].startswith("cause: module: step 1: blocks.2.fc output (forward)")
 
 
 def test_runs_on_disk(tmp_path: Path) -> None:

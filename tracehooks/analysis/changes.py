@@ -40,9 +40,15 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{path}.{name}", inner)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for number, inner in enumerate(value):
-            yield from _leaves(f"{path}.{number}", inner)
+            yield from _leaves(f"{path}.{_label(inner, number)}", inner)
     elif value is not None:
         yield path, value
+
+
+def _label(item: Any, number: int) -> str:
+    """A module's path or a parameter's name, which stay when others are added before it, else the number."""
+    named = item if isinstance(item, Mapping) else {}
+    return str(named.get("name") or named.get("path") or number)
 
 
 def _short(value: Any) -> str:

@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracehooks.analysis.align import Alignment
-from tracehooks.analysis.tolerance import EPSILON, SKETCH_FLOOR, Tolerance
+from tracehooks.analysis.distance import Distances, Wide, distances
+from tracehooks.analysis.tolerance import EPSILON, Tolerance
 from tracehooks.analysis.window import NONFINITE, STATISTICS, Bools, Floats, Ints, Vocabulary, Window
 
-STATUSES = ("equal", "within", "differs", "only_a", "only_b", "shape", "dtype")
-EQUAL, WITHIN, DIFFERS, ONLY_A, ONLY_B, SHAPE, DTYPE = range(len(STATUSES))
+STATUSES = ("equal", "within", "unread", "differs", "only_a", "only_b", "shape", "dtype")
+EQUAL, WITHIN, UNREAD, DIFFERS, ONLY_A, ONLY_B, SHAPE, DTYPE = range(len(STATUSES))
 
-Wide = dict[str, NDArray[Any]]
+ESTIMATES = ("relative_l2", "relative_l2_error", "cosine", "cosine_error")
+"""Columns of a diff that come from sketches: distance and direction, each with its standard error."""
 
 
 @dataclass(frozen=True)
@@ -26,26 +28,36 @@ class Comparison:
     status: NDArray[np.int8]
     distance: Floats
     allowed: Floats
+    estimates: dict[str, NDArray[np.float32]]
+    """`ESTIMATES`; NaN where a side has no sketch and the rows are not equal."""
 
 
-def compare(a: Window, b: Window, pairs: Alignment, tolerance: Tolerance, vocabulary: Vocabulary) -> Comparison:
-    """Compare aligned rows; statistics are read only where the hashes do not settle it."""
-    size = len(pairs.a)
-    status = np.zeros(size, np.int8)
-    status[pairs.b < 0] = ONLY_A
-    status[pairs.a < 0] = ONLY_B
-    distance = np.where(status == EQUAL, 0.0, np.nan)
-    allowed = np.full(size, np.nan)
-    both = np.flatnonzero(status == EQUAL)
+def compare(
+    a: Window, b: Window, pairs: Alignment, tolerance: Tolerance, noise: Floats, vocabulary: Vocabulary
+) -> Comparison:
+    """Compare aligned rows; statistics are read only where the hashes do not settle it. What is allowed is never less
+    than the noise of a's row."""
+    judged = blank(pairs)
+    both = np.flatnonzero(judged.status == EQUAL)
     rows_a, rows_b = pairs.a[both], pairs.b[both]
     open_pairs, hashes_differ = _unsettled(a, b, rows_a, rows_b)
-    allowed[both] = _allowed(a, b, rows_a, rows_b, tolerance, vocabulary)
+    allowed = _allowed(a, b, rows_a, rows_b, tolerance, vocabulary)
+    judged.allowed[both] = np.maximum(allowed, noise[rows_a])
     if len(open_pairs):
         at = both[open_pairs]
-        found = _judge(a, b, rows_a[open_pairs], rows_b[open_pairs], hashes_differ, allowed[at], tolerance)
-        status[at], distance[at] = found
-    _mark_consequences_of_parameters(a, pairs, status, vocabulary)
-    return Comparison(status, distance, allowed)
+        _judge(a, b, rows_a[open_pairs], rows_b[open_pairs], hashes_differ, tolerance, judged, at)
+    _mark_consequences_of_parameters(a, pairs, judged.status, vocabulary)
+    return judged
+
+
+def blank(pairs: Alignment) -> Comparison:
+    """Every pair equal, every row without counterpart in one run only, and no tolerance yet."""
+    status = np.full(len(pairs.a), EQUAL, np.int8)
+    status[pairs.b < 0], status[pairs.a < 0] = ONLY_A, ONLY_B
+    distance = np.where(status == EQUAL, 0.0, np.nan)
+    estimates = {name: distance.astype(np.float32) for name in ESTIMATES}
+    estimates["cosine"] += 1
+    return Comparison(status, distance, np.full(len(status), np.nan), estimates)
 
 
 def _unsettled(a: Window, b: Window, rows_a: Ints, rows_b: Ints) -> tuple[Ints, Bools]:
@@ -70,7 +82,7 @@ def _allowed(a: Window, b: Window, rows_a: Ints, rows_b: Ints, tolerance: Tolera
     place = np.where(initial, 0, np.maximum(a.columns["seq"][rows_a], b.columns["seq"][rows_b]))
     allowed = tolerance.allowed(exact, place * (1 + step) + step)
     if tolerance.same_environment:
-        allowed[initial & (step == 0)] = 0.0
+        allowed[initial & (step == 0) & (a.columns["dtype"][rows_a] == b.columns["dtype"][rows_b])] = 0.0
         root_input = a.columns["phase"][rows_a] == vocabulary.code("input")
         root_input &= a.columns["module"][rows_a] == vocabulary.code("")
         allowed[root_input] = 0.0  # data, not yet computed with: a permuted batch has equal statistics
@@ -92,34 +104,50 @@ def coarsest(window: Window, tolerance: Tolerance, vocabulary: Vocabulary) -> fl
 
 
 def _judge(
-    a: Window, b: Window, rows_a: Ints, rows_b: Ints, hashes_differ: Bools, allowed: Floats, tolerance: Tolerance
-) -> tuple[NDArray[np.int8], Floats]:
+    a: Window,
+    b: Window,
+    rows_a: Ints,
+    rows_b: Ints,
+    hashes_differ: Bools,
+    tolerance: Tolerance,
+    judged: Comparison,
+    at: Ints,
+) -> None:
+    """Fill in ``judged`` at these positions."""
     wide_a, wide_b = a.wide(rows_a), b.wide(rows_b)
+    allowed = judged.allowed[at]
     same_dtype = a.columns["dtype"][rows_a] == b.columns["dtype"][rows_b]
     same_shape = a.columns["shape"][rows_a] == b.columns["shape"][rows_b]
-    distance = difference(wide_a, wide_b)
+    apart = distances(wide_a, wide_b) if "sketch" in wide_a and "sketch" in wide_b else None
+    distance = difference(wide_a, wide_b, apart)
     no_hash = ~(a.has_hash[rows_a] & b.has_hash[rows_b])
     bits = same_dtype & no_hash & _all_equal(wide_a, wide_b)
     bits |= same_dtype & ~no_hash & ~hashes_differ
     within = distance <= allowed
     exact = (allowed == 0) | (tolerance.relative == 0)
-    within &= ~(exact & hashes_differ)
+    within &= ~(exact & hashes_differ & same_dtype)
     status = np.where(bits, EQUAL, np.where(within, WITHIN, DIFFERS))
     status = np.where(within & ~same_dtype, DTYPE, status)
-    status = np.where(same_shape, status, SHAPE)
-    return status.astype(np.int8), np.where(same_shape, np.where(bits, 0.0, distance), np.nan)
+    judged.status[at] = np.where(same_shape, status, SHAPE)
+    judged.distance[at] = np.where(same_shape, np.where(bits, 0.0, distance), np.nan)
+    unequal = ~(bits & same_shape)
+    for name in ESTIMATES:
+        judged.estimates[name][at[unequal]] = np.nan
+        if apart is not None:
+            known = unequal & same_shape
+            judged.estimates[name][at[known]] = getattr(apart, name)[known]
 
 
-def difference(a: Wide, b: Wide) -> Floats:
+def difference(a: Wide, b: Wide, apart: Distances | None) -> Floats:
     """The largest relative difference of the statistics: mean, std and rms relative to the larger rms, min, max and
-    absmax to the larger absmax; with sketches also the estimated ‖a − b‖ / (rms·√n). Infinite where the numbers of
-    elements or of non-finite elements disagree."""
+    absmax to the larger absmax; with sketches also the estimated ‖a − b‖ over the larger norm. Infinite where the
+    numbers of elements or of non-finite elements disagree."""
     worst = np.zeros(len(a["count"]))
     for name in STATISTICS:
         scale = np.fmax(a["rms"], b["rms"]) if name in ("mean", "std", "rms") else np.fmax(a["absmax"], b["absmax"])
         np.maximum(worst, _relative(a[name], b[name], scale), out=worst)
-    if "sketch" in a and "sketch" in b:
-        np.maximum(worst, _sketch_distance(a, b), out=worst)
+    if apart is not None:
+        np.fmax(worst, apart.symmetric, out=worst)
     for name in ("count", *NONFINITE):
         worst[a[name] != b[name]] = np.inf
     return worst
@@ -131,15 +159,6 @@ def _relative(x: NDArray[Any], y: NDArray[Any], scale: Floats) -> Floats:
     ratio[_same(x, y)] = 0.0
     ratio[np.isnan(ratio)] = np.inf
     return ratio
-
-
-def _sketch_distance(a: Wide, b: Wide) -> Floats:
-    finite = a["count"] - sum(a[name] for name in NONFINITE)
-    scale = np.fmax(a["rms"], b["rms"]) * np.sqrt(np.maximum(finite, 1))
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        apart: Floats = np.sqrt(np.square(np.subtract(a["sketch"], b["sketch"])).sum(axis=1)) / scale
-    apart[~(apart > SKETCH_FLOOR)] = 0.0
-    return apart
 
 
 def _all_equal(a: Wide, b: Wide) -> Bools:

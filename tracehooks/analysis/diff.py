@@ -11,16 +11,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracehooks.analysis import essay
-from tracehooks.analysis.align import Alignment, align
+from tracehooks.analysis.align import align
+from tracehooks.analysis.beside import Aside, compare_beside
 from tracehooks.analysis.changes import Change, changes
-from tracehooks.analysis.compare import STATUSES, Comparison, coarsest, compare
-from tracehooks.analysis.divergence import Compared, Divergence, first_and_culprits, first_other_bits, merged
+from tracehooks.analysis.compare import DIFFERS, UNREAD, coarsest, compare
+from tracehooks.analysis.culprits import Circumstances, Culprit, first_and_culprits
+from tracehooks.analysis.divergence import Compared, Divergence, first_other_bits, tensor_divergence
 from tracehooks.analysis.missing import Missing, missing
-from tracehooks.analysis.scalars import Scalars, compare_scalars, part, read_scalars
-from tracehooks.analysis.steps import Rename, Steps, chosen_steps, condition, renaming
-from tracehooks.analysis.tolerance import Tolerance, tolerance_for
-from tracehooks.analysis.window import KEY, Ints, Trace, Vocabulary, Window, windows
+from tracehooks.analysis.moved import guess
+from tracehooks.analysis.noise import SAFETY, Noise, floor
+from tracehooks.analysis.rows import columns_of, table_of
+from tracehooks.analysis.scalars import Scalars, compare_scalars
+from tracehooks.analysis.side import Side
+from tracehooks.analysis.steps import Rename, Steps, chosen_steps, renaming
+from tracehooks.analysis.tolerance import tolerance_for
+from tracehooks.analysis.window import Floats, Ints, Vocabulary, Window, windows
 from tracehooks.core.records import Problem, RunSource
+
+OTHER_WORLD = (
+    "{} ranks against {}: inputs, outputs, their gradients and the loss belong to each rank's share of the batch and were "
+    "not compared; parameters, buffers, gradients, updates and settings of the lowest rank were"
+)
 
 
 @dataclass(frozen=True)
@@ -30,37 +41,47 @@ class Diff:
     a: str
     b: str
     rows: pa.Table = field(repr=False)
-    """One row for each aligned pair: the key, seq_a, seq_b, status (equal, within, differs, only_a, only_b, shape,
-    dtype), difference (relative; null where there is none to take) and tolerance. module is null for scalars."""
+    """One row for each aligned pair: the key, seq_a, seq_b, status (one of `STATUSES`), difference (relative; null where
+    there is none to take), tolerance, and `ESTIMATES` from sketches. module is null for scalars."""
     counts: Mapping[str, int]
     """Rows by status."""
     first: Divergence | None
     """The first site, in execution order, that differs beyond tolerance; None when there is none."""
     first_bits: Divergence | None
     """The first site that is not bit for bit equal; None when all are."""
-    culprits: tuple[Divergence, ...]
+    culprits: tuple[Culprit, ...]
     """The sites that made the difference, not those that passed it on."""
     only_a: tuple[Missing, ...]
     only_b: tuple[Missing, ...]
     changes: tuple[Change, ...]
     """What the two run.json say differently; it does not count as a difference."""
+    beside: tuple[Aside, ...] = ()
+    """Masks, batches of samples and events that differ; of these only masks count as a difference by themselves."""
+    guessed: Mapping[str, str] = field(default_factory=dict)
+    """Modules of a under other names in b, matched by type, shapes and order."""
+    noise: Noise | None = None
+    """What repeats of a's version do not share; None without ``noise=``."""
+    refused: str = ""
+    """What was not compared, and why."""
     problems: tuple[Problem, ...] = ()
     """What of either run could not be read, and was therefore not compared."""
 
     @property
     def identical(self) -> bool:
-        """Every row has its counterpart and equals it bit for bit."""
-        return self.counts["equal"] == len(self.rows)
+        """Every row has its counterpart and equals it bit for bit, in every table."""
+        return self.counts["equal"] == len(self.rows) and not self.beside and not self.refused
 
     @property
     def within_tolerance(self) -> bool:
-        """Every row has its counterpart and equals it within tolerance."""
-        return self.counts["equal"] + self.counts["within"] == len(self.rows)
+        """Every tensor, scalar and mask has its counterpart and equals it within tolerance; what a damaged file may have
+        held is left out."""
+        alike = self.counts["equal"] + self.counts["within"] + self.counts["unread"]
+        return alike == len(self.rows) and not self.refused and not any(item.table == "masks" for item in self.beside)
 
     @property
     def differing(self) -> pa.Table:
         """Those of `rows` that differ beyond tolerance, in execution order."""
-        alike = pc.is_in(self.rows["status"].cast(pa.string()), value_set=pa.array(["equal", "within"]))
+        alike = pc.is_in(self.rows["status"].cast(pa.string()), value_set=pa.array(["equal", "within", "unread"]))
         return self.rows.filter(pc.invert(alike))
 
     def __str__(self) -> str:
@@ -80,12 +101,22 @@ class Diff:
             "only_a": [item.to_json() for item in self.only_a],
             "only_b": [item.to_json() for item in self.only_b],
             "changes": [item.to_json() for item in self.changes],
+            "beside": [item.to_json() for item in self.beside],
+            "guessed": dict(self.guessed),
+            "noise": self.noise and self.noise.to_json(),
+            "refused": self.refused,
             "problems": [str(item) for item in self.problems],
         }
 
 
 def diff(
-    a: RunSource, b: RunSource, *, steps: Steps = None, rename: Rename = None, tolerance: float | str = "auto"
+    a: RunSource,
+    b: RunSource,
+    *,
+    steps: Steps = None,
+    rename: Rename = None,
+    tolerance: float | str = "auto",
+    noise: Sequence[RunSource] = (),
 ) -> Diff:
     """Compare two runs row by row.
 
@@ -94,21 +125,23 @@ def diff(
         rename: regular expressions applied to the module paths of a before rows align: a mapping from old to new or a
             list of ``old=new``.
         tolerance: "auto" (rounding noise by dtype and depth), or a relative difference; 0 asks for equal bits.
+        noise: repeats of a's version; no row is to be closer to a than three times the farthest of them.
 
     Raises:
         InvalidOptionError: an option of the wrong form, or steps that were not recorded.
         UnknownNameError: a rename that matches no module of a.
     """
+    runs = (a, b, *noise)
     try:
-        return _diff(a, b, steps, rename, tolerance)
+        return _Comparing(runs, rename, tolerance).diff(steps)
     except (OSError, pa.ArrowInvalid):
         # A damaged page. Rows already read may be of the part that is now left out, so all is read again.
-        if not _healed(a, b):
+        if not _healed(runs):
             raise
-        return _diff(a, b, steps, rename, tolerance)
+        return _Comparing(runs, rename, tolerance).diff(steps)
 
 
-def _healed(*runs: RunSource) -> bool:
+def _healed(runs: Sequence[RunSource]) -> bool:
     """Whether verifying the runs set something aside."""
     before = [len(run.problems) for run in runs]
     for run in runs:
@@ -117,129 +150,125 @@ def _healed(*runs: RunSource) -> bool:
     return before != [len(run.problems) for run in runs]
 
 
-def _diff(a: RunSource, b: RunSource, steps: Steps, rename: Rename, tolerance: float | str) -> Diff:
-    vocabulary = Vocabulary()
-    side_a, side_b = _Side(a, vocabulary, rename), _Side(b, vocabulary)
-    settings = tolerance_for(tolerance, a.info, b.info)
-    by_rank = side_a.several_ranks or side_b.several_ranks
-    recorded = np.union1d(side_a.steps, side_b.steps)
-    parts: list[dict[str, Any]] = []
-    first: Divergence | None = None
-    first_bits: Divergence | None = None
-    culprits: tuple[Divergence, ...] = ()
-    for steps_of_window in _windows(side_a, side_b, recorded, chosen_steps(recorded, steps)):
-        window_a, window_b = side_a.window(steps_of_window, recorded), side_b.window(steps_of_window, recorded)
-        compared = _compare(window_a, window_b, settings, vocabulary, by_rank)
-        first_bits = first_bits or first_other_bits(compared)
-        if first is None:
-            first, culprits = first_and_culprits(compared)
-        parts.append(_columns(compared, by_rank))
-    rows, counts = _table(parts, vocabulary)
-    return Diff(
-        a=str(a.path or "a"),
-        b=str(b.path or "b"),
-        rows=rows,
-        counts=counts,
-        first=first,
-        first_bits=first_bits,
-        culprits=culprits,
-        only_a=missing(rows, "only_a", set(side_b.steps.tolist()), set(side_b.modules())),
-        only_b=missing(rows, "only_b", set(side_a.steps.tolist()), set(side_a.modules())),
-        changes=changes(a.info, b.info),
-        problems=(*a.problems, *b.problems),
-    )
+class _Comparing:
+    """Two runs, and repeats of the first, on their way to a `Diff`."""
 
+    def __init__(self, runs: Sequence[RunSource], rename: Rename, tolerance: float | str) -> None:
+        self._vocabulary = Vocabulary()
+        self._a, self._b, *self._repeats = (Side(run, self._vocabulary) for run in runs)
+        self._guessed = self._name_alike(rename)
+        self._settings = tolerance_for(tolerance, runs[0].info, runs[1].info)
+        self._by_rank = len(self._a.ranks) > 1 or len(self._b.ranks) > 1
+        worlds = runs[0].info.get("world_size"), runs[1].info.get("world_size")
+        self._refused = "" if None in worlds or worlds[0] == worlds[1] else OTHER_WORLD.format(*worlds)
+        self._noisy: dict[tuple[int, ...], float] = {}
+        self._first_noise: Divergence | None = None
 
-class _Side:
-    """One of the two runs."""
+    def _name_alike(self, rename: Rename) -> dict[str, str]:
+        """Make a's module paths those of b, by the expressions asked for and then by guesses, which are returned."""
+        asked = renaming(rename, self._a.modules() if rename else ()) or str
+        for side in (self._a, *self._repeats):
+            side.named = asked
+        mine, other = set(self._a.modules()), set(self._b.modules())
+        if mine <= other or mine >= other:
+            return {}
+        guessed = guess(self._a.looks(), self._b.looks())
+        for side in (self._a, *self._repeats):
+            side.named = lambda path: guessed.get(asked(path), asked(path))
+        return guessed
 
-    def __init__(self, run: RunSource, vocabulary: Vocabulary, rename: Rename = None) -> None:
-        plain = Trace(run, vocabulary)
-        self._renamed = renaming(rename, plain.modules() if rename else ())
-        self._trace = Trace(run, vocabulary, self._renamed)
-        self._scalars = read_scalars(run, vocabulary)
-        self.tensor_steps, self.rows = self._trace.steps()
-        self.steps = np.union1d(self.tensor_steps, self._scalars.window.columns["step"])
-        self.several_ranks = len(self._trace.ranks()) > 1
+    def diff(self, wanted: Steps) -> Diff:
+        """Compare the steps that are wanted, a window of them at a time."""
+        a, b = self._a, self._b
+        recorded = np.union1d(a.steps, b.steps)
+        chosen = chosen_steps(recorded, wanted)
+        circumstances = Circumstances(
+            a.modes(), b.modes(), {**a.tied(), **b.tied()}, a.inputs_recorded and b.inputs_recorded
+        )
+        within = None if wanted is None else chosen
+        parts: list[dict[str, Any]] = []
+        first: Divergence | None = None
+        first_bits: Divergence | None = None
+        culprits: tuple[Culprit, ...] = ()
+        for steps in self._windows(recorded, chosen):
+            compared = self._window(steps, recorded)
+            first_bits = first_bits or first_other_bits(compared)
+            if first is None:
+                first, culprits = first_and_culprits(compared, circumstances)
+            parts.append(columns_of(compared, by_rank=self._by_rank))
+        rows, counts = table_of(parts, self._vocabulary)
+        return Diff(
+            a=str(a.run.path or "a"),
+            b=str(b.run.path or "b"),
+            rows=rows,
+            counts=counts,
+            first=first,
+            first_bits=first_bits,
+            culprits=culprits,
+            only_a=missing(rows, "only_a", set(b.steps.tolist()), set(b.modules())),
+            only_b=missing(rows, "only_b", set(a.steps.tolist()), set(a.modules())),
+            changes=changes(a.run.info, b.run.info),
+            beside=() if self._refused else compare_beside(a, b, self._vocabulary, within, by_rank=self._by_rank),
+            guessed=self._guessed,
+            noise=self._noise(),
+            refused=self._refused,
+            problems=(*a.run.problems, *b.run.problems),
+        )
 
-    def window(self, steps: Ints, recorded: Ints) -> tuple[Window, Scalars]:
-        return self._trace.window(condition(steps, recorded)), part(self._scalars, steps)
+    def _windows(self, recorded: Ints, chosen: Ints) -> Iterator[Ints]:
+        counts = np.zeros(len(recorded), np.int64)
+        for side in (self._a, self._b):
+            place = np.searchsorted(recorded, side.tensor_steps)
+            counts[place] = np.maximum(counts[place], side.rows)
+        return windows(chosen, counts[np.searchsorted(recorded, chosen)])
 
-    def modules(self) -> list[str]:
-        return [self._renamed(name) if self._renamed else name for name in self._trace.modules()]
+    def _window(self, steps: Ints, recorded: Ints) -> Compared:
+        a = self._a.window(steps, recorded, replicated=bool(self._refused))
+        b = self._b.window(steps, recorded, replicated=bool(self._refused))
+        tensors, scalars = np.zeros(len(a[0])), np.zeros(len(a[1].window))
+        for repeat in self._repeats:
+            again = self._compared(a, repeat.window(steps, recorded), np.zeros(len(a[0])), np.zeros(len(scalars)))
+            np.maximum(tensors, SAFETY * floor(len(tensors), again.pairs, again.tensors), out=tensors)
+            np.maximum(scalars, SAFETY * floor(len(scalars), again.scalar_pairs, again.scalars), out=scalars)
+            self._note_noise(again)
+        compared = self._compared(a, b, tensors, scalars)
+        for pairs, judged, column in (
+            (compared.pairs, compared.tensors, compared.column("module")),
+            (compared.scalar_pairs, compared.scalars, compared.scalar_column("module")),
+        ):
+            table = "tensors" if judged is compared.tensors else "scalars"
+            judged.status[(pairs.a < 0) & self._a.may_have_lost(table, column)] = UNREAD
+            judged.status[(pairs.b < 0) & self._b.may_have_lost(table, column)] = UNREAD
+        return compared
 
+    def _compared(
+        self, a: tuple[Window, Scalars], b: tuple[Window, Scalars], noise: Floats, scalar_noise: Floats
+    ) -> Compared:
+        (tensors_a, scalars_a), (tensors_b, scalars_b) = a, b
+        settings, vocabulary = self._settings, self._vocabulary
+        pairs = align(tensors_a, tensors_b, by_rank=self._by_rank)
+        scalar_pairs = align(scalars_a.window, scalars_b.window, by_rank=self._by_rank)
+        tensors = compare(tensors_a, tensors_b, pairs, settings, noise, vocabulary)
+        scalars = compare_scalars(
+            scalars_a,
+            scalars_b,
+            scalar_pairs,
+            settings,
+            scalar_noise,
+            epsilon=max(coarsest(tensors_a, settings, vocabulary), coarsest(tensors_b, settings, vocabulary)),
+            depth=max(int(tensors_a.columns["seq"].max(initial=0)), int(tensors_b.columns["seq"].max(initial=0))),
+        )
+        return Compared(tensors_a, tensors_b, pairs, tensors, scalars_a, scalars_b, scalar_pairs, scalars, vocabulary)
 
-def _windows(a: _Side, b: _Side, recorded: Ints, chosen: Ints) -> Iterator[Ints]:
-    counts = np.zeros(len(recorded), np.int64)
-    for side in (a, b):
-        place = np.searchsorted(recorded, side.tensor_steps)
-        counts[place] = np.maximum(counts[place], side.rows)
-    return windows(chosen, counts[np.searchsorted(recorded, chosen)])
+    def _note_noise(self, again: Compared) -> None:
+        rows = np.flatnonzero(again.tensors.status >= DIFFERS)
+        if len(rows) and self._first_noise is None:
+            self._first_noise = tensor_divergence(again, int(rows[0]))
+        sites = zip(*(again.column(name)[rows].tolist() for name in ("phase", "module", "slot", "call")), strict=True)
+        for site, apart in zip(sites, again.tensors.distance[rows].tolist(), strict=True):
+            self._noisy[site] = max(self._noisy.get(site, 0.0), apart)
 
-
-def _compare(
-    a: tuple[Window, Scalars], b: tuple[Window, Scalars], settings: Tolerance, vocabulary: Vocabulary, by_rank: bool
-) -> Compared:
-    (tensors_a, scalars_a), (tensors_b, scalars_b) = a, b
-    pairs = align(tensors_a, tensors_b, by_rank=by_rank)
-    tensors = compare(tensors_a, tensors_b, pairs, settings, vocabulary)
-    scalar_pairs, scalars = compare_scalars(
-        scalars_a,
-        scalars_b,
-        settings,
-        epsilon=max(coarsest(tensors_a, settings, vocabulary), coarsest(tensors_b, settings, vocabulary)),
-        depth=max(int(tensors_a.columns["seq"].max(initial=0)), int(tensors_b.columns["seq"].max(initial=0))),
-        by_rank=by_rank,
-    )
-    return Compared(tensors_a, tensors_b, pairs, tensors, scalars_a, scalars_b, scalar_pairs, scalars, vocabulary)
-
-
-def _columns(compared: Compared, by_rank: bool) -> dict[str, Any]:
-    """The rows of a window as columns, the scalars of a step after its tensors."""
-    tensors = _judged(compared.a, compared.b, compared.pairs, compared.tensors)
-    scalars = _judged(compared.scalars_a.window, compared.scalars_b.window, compared.scalar_pairs, compared.scalars)
-    scalars["seq_a"][:] = scalars["seq_b"][:] = -1
-    columns = {name: np.concatenate((tensors[name], scalars[name])) for name in tensors}
-    if not by_rank:
-        columns["rank"][:] = -1
-    if len(compared.scalar_pairs.a):
-        order = np.argsort(columns["step"], kind="stable")
-        columns = {name: column[order] for name, column in columns.items()}
-    return columns
-
-
-def _judged(a: Window, b: Window, pairs: Alignment, judged: Comparison) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    for name in KEY:
-        columns[name] = merged(a, b, pairs, name).astype(np.int64 if name == "step" else np.int32)
-    columns["seq_a"] = np.where(pairs.a >= 0, a.columns["seq"][pairs.a], -1) if len(a) else np.full(len(pairs.a), -1)
-    columns["seq_b"] = np.where(pairs.b >= 0, b.columns["seq"][pairs.b], -1) if len(b) else np.full(len(pairs.b), -1)
-    columns |= {"status": judged.status, "difference": judged.distance, "tolerance": judged.allowed}
-    return columns
-
-
-def _table(parts: list[dict[str, Any]], vocabulary: Vocabulary) -> tuple[pa.Table, dict[str, int]]:
-    names = (*KEY, "seq_a", "seq_b", "status", "difference", "tolerance")
-    whole = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0, np.int32) for name in names}
-    counts = np.bincount(whole["status"].astype(np.int64), minlength=len(STATUSES)).tolist()
-    scalar = whole["phase"] == vocabulary.code("scalar")
-    columns = {
-        "step": pa.array(whole["step"], pa.int64()),
-        "micro": pa.array(whole["micro"], pa.int32()),
-        "phase": _named(whole["phase"], vocabulary.names),
-        "module": _named(whole["module"], vocabulary.names, null=scalar),
-        "slot": _named(whole["slot"], vocabulary.names),
-        "call": pa.array(whole["call"], pa.int32()),
-        "recompute": pa.array(whole["recompute"].astype(bool)),
-        "rank": pa.array(whole["rank"], pa.int32(), mask=whole["rank"] < 0),
-        "seq_a": pa.array(whole["seq_a"], pa.int64(), mask=whole["seq_a"] < 0),
-        "seq_b": pa.array(whole["seq_b"], pa.int64(), mask=whole["seq_b"] < 0),
-        "status": _named(whole["status"].astype(np.int32), STATUSES),
-        "difference": pa.array(whole["difference"].astype(float), mask=np.isnan(whole["difference"].astype(float))),
-        "tolerance": pa.array(whole["tolerance"].astype(float), mask=np.isnan(whole["tolerance"].astype(float))),
-    }
-    return pa.table(columns), dict(zip(STATUSES, counts, strict=True))
-
-
-def _named(codes: Any, names: Sequence[str], null: Any = None) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32(), mask=null), pa.array(names, pa.string()))
+    def _noise(self) -> Noise | None:
+        if not self._repeats:
+            return None
+        return Noise(len(self._repeats), len(self._noisy), max(self._noisy.values(), default=0.0), self._first_noise)

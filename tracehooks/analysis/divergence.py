@@ -1,8 +1,7 @@
-"""Where two traces part, and what made them: sites picked from compared rows and put into words."""
+"""Where two traces part: sites picked from compared rows and put into words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,19 +9,19 @@ import numpy as np
 
 from tracehooks.analysis.align import Alignment
 from tracehooks.analysis.compare import (
-    DIFFERS,
     DTYPE,
     EQUAL,
     ONLY_A,
     ONLY_B,
     SHAPE,
     STATUSES,
+    UNREAD,
     WITHIN,
     Comparison,
-    difference,
 )
+from tracehooks.analysis.distance import in_words
 from tracehooks.analysis.scalars import Scalars
-from tracehooks.analysis.window import NONFINITE, STATISTICS, Bools, Ints, Vocabulary, Window
+from tracehooks.analysis.window import NONFINITE, STATISTICS, Ints, Vocabulary, Window
 from tracehooks.core.records import Site
 
 
@@ -40,6 +39,9 @@ class Divergence:
     """differs, within (bits only), only_a, only_b, shape or dtype."""
     detail: str
     """The numbers of both sides."""
+    relative_l2: float | None = None
+    """‖a − b‖ / ‖a‖, estimated; None without sketches."""
+    cosine: float | None = None
 
     def __str__(self) -> str:
         name = self.slot if self.module is None else str(Site(self.module, self.slot, self.phase, self.call))
@@ -83,79 +85,14 @@ def merged(a: Window, b: Window, pairs: Alignment, name: str) -> Ints:
     return np.where(pairs.a >= 0, a.columns[name][pairs.a], b.columns[name][pairs.b])
 
 
-def first_and_culprits(compared: Compared) -> tuple[Divergence | None, tuple[Divergence, ...]]:
-    """The first site of the window that differs, in execution order, and the sites that made the difference."""
-    tensors = np.flatnonzero(compared.tensors.status >= DIFFERS)
-    scalars = np.flatnonzero(compared.scalars.status >= DIFFERS)
-    step = compared.column("step")
-    scalar_step = compared.scalar_column("step")
-    if not len(tensors) and not len(scalars):
-        return None, ()
-    if not len(tensors) or (len(scalars) and scalar_step[scalars[0]] < step[tensors[0]]):
-        first = _scalar(compared, int(scalars[0]))
-        return first, _distinct(_scalar(compared, int(row)) for row in scalars if scalar_step[row] == first.step)
-    first_step = step[tensors[0]]
-    causes = _causes(compared, np.flatnonzero(step == first_step))
-    here = scalars[(scalar_step[scalars] == first_step) & (compared.scalars.status[scalars] == DIFFERS)]
-    settings = [int(row) for row in here if _is_setting(compared, int(row))]
-    words = [_tensor(compared, row) for row in causes]
-    if words[0].phase in ("update", "optimizer") and settings:
-        words = []
-    words += [_scalar(compared, row) for row in settings]
-    return _tensor(compared, int(tensors[0])), _distinct(words)
-
-
 def first_other_bits(compared: Compared) -> Divergence | None:
     """The first site of the window that is not bit for bit equal, within tolerance or not."""
-    unequal = np.flatnonzero(compared.tensors.status != EQUAL)
-    return _tensor(compared, int(unequal[0])) if len(unequal) else None
+    unequal = np.flatnonzero(~np.isin(compared.tensors.status, (EQUAL, UNREAD)))
+    return tensor_divergence(compared, int(unequal[0])) if len(unequal) else None
 
 
-def _causes(compared: Compared, rows: Ints) -> list[int]:
-    """Of the rows of the first step that differs: see docs/diff.md, "Culprits"."""
-    phase, module = compared.column("phase")[rows], compared.column("module")[rows]
-    beyond = compared.tensors.status[rows] >= DIFFERS
-    both = (compared.pairs.a[rows] >= 0) & (compared.pairs.b[rows] >= 0)
-    flow = beyond & _phase_in(compared, phase, "forward", "input", "probe") & (compared.column("recompute")[rows] == 0)
-    causes = set(_first_of_each(compared, rows, flow).tolist())
-    causes |= set(np.flatnonzero(flow & _phase_in(compared, phase, "input") & _is_root(compared, module)).tolist())
-    causes |= set(np.flatnonzero(beyond & both & _phase_in(compared, phase, "parameter")).tolist())
-    source = int(np.flatnonzero(flow)[0]) if flow.any() else len(rows)
-    for buffer in np.flatnonzero(beyond & both & _phase_in(compared, phase, "buffer")).tolist():
-        if source > buffer or module[source] == module[buffer]:
-            causes.add(buffer)
-    if not causes:
-        causes.add(int(np.flatnonzero(beyond)[0]))
-    return [int(rows[position]) for position in sorted(causes)]
-
-
-def _first_of_each(compared: Compared, rows: Ints, flow: Bools) -> Ints:
-    """The first row of the flow in each forward pass of each rank."""
-    passes = np.stack((compared.column("micro")[rows][flow], compared.column("rank")[rows][flow]))
-    return np.flatnonzero(flow)[np.unique(passes, axis=1, return_index=True)[1]]
-
-
-def _phase_in(compared: Compared, phase: Ints, *names: str) -> Bools:
-    return np.isin(phase, [compared.vocabulary.code(name) for name in names])
-
-
-def _is_root(compared: Compared, module: Ints) -> Bools:
-    return np.asarray(module == compared.vocabulary.code(""))
-
-
-def _is_setting(compared: Compared, row: int) -> bool:
-    return bool(compared.scalars_a.setting[compared.scalar_pairs.a[row]])
-
-
-def _distinct(found: Iterable[Divergence]) -> tuple[Divergence, ...]:
-    """One of each site, the earliest: the same site in later micro-steps and on other ranks is the same answer."""
-    sites: dict[tuple[object, ...], Divergence] = {}
-    for item in found:
-        sites.setdefault((item.phase, item.module, item.slot, item.call), item)
-    return tuple(sites.values())
-
-
-def _tensor(compared: Compared, row: int) -> Divergence:
+def tensor_divergence(compared: Compared, row: int) -> Divergence:
+    """A row of the paired tensors in words."""
     names = compared.vocabulary.names
     status = int(compared.tensors.status[row])
     return Divergence(
@@ -167,10 +104,13 @@ def _tensor(compared: Compared, row: int) -> Divergence:
         call=int(compared.column("call")[row]),
         kind=STATUSES[status],
         detail=_detail(compared, row, status),
+        relative_l2=_estimate(compared, "relative_l2", row),
+        cosine=_estimate(compared, "cosine", row),
     )
 
 
-def _scalar(compared: Compared, row: int) -> Divergence:
+def scalar_divergence(compared: Compared, row: int) -> Divergence:
+    """A row of the paired scalars in words."""
     status = int(compared.scalars.status[row])
     row_a, row_b = int(compared.scalar_pairs.a[row]), int(compared.scalar_pairs.b[row])
     if status == ONLY_A:
@@ -218,10 +158,15 @@ def _statistics(compared: Compared, row_a: int, row_b: int) -> str:
             scale = max(abs(x), abs(y), np.finfo(float).tiny)
             moved.append((-abs(x - y) / scale, _numbers(name, x, y)))
     told = counts + [words for _, words in sorted(moved)][:3]
-    if told:
-        return ", ".join(told)
-    apart = float(difference(wide_a, wide_b)[0])
-    return "equal statistics, other elements" if apart else "equal statistics, other bits"
+    apart = in_words(wide_a, wide_b)
+    if not told:
+        return f"equal statistics, {apart or 'other bits'}"
+    return ", ".join([*told, apart] if apart else told)
+
+
+def _estimate(compared: Compared, name: str, row: int) -> float | None:
+    value = float(compared.tensors.estimates[name][row])
+    return None if np.isnan(value) else value
 
 
 def _numbers(name: str, x: Any, y: Any) -> str:

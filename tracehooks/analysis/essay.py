@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracehooks.analysis.moved import in_words
+
 if TYPE_CHECKING:
     from tracehooks.analysis.diff import Diff
 
@@ -16,8 +18,9 @@ LISTED = 10
 
 
 def essay(found: Diff) -> str:
-    """Identical, equal within tolerance, or where they part and why; then what else the two runs do not share."""
-    return "\n".join([*_verdict(found), *_beside(found)])
+    """What the two run.json say differently; identical, equal within tolerance, or where they part and why; then what
+    else the two runs do not share."""
+    return "\n".join([*_listed("run.json", found.changes), *_verdict(found), *_beside(found)])
 
 
 def _verdict(found: Diff) -> Iterator[str]:
@@ -26,22 +29,29 @@ def _verdict(found: Diff) -> Iterator[str]:
         yield f"{found.a} and {found.b}: nothing to compare, neither run has rows"
     elif found.identical:
         yield f"{found.a} and {found.b} are identical: all {rows} equal"
-    elif found.within_tolerance:
-        yield f"{found.a} and {found.b} are equal within tolerance: {found.counts['within']} of {rows} differ in bits"
-        yield f"first bits to differ: {found.first_bits}"
+    elif found.first is None:
+        alike = "are equal within tolerance" if found.within_tolerance else "agree in all tensors and scalars compared"
+        yield f"{found.a} and {found.b} {alike}: {found.counts['within']} of {rows} differ in bits"
+        if found.counts["unread"]:
+            yield f"{_counted(found.counts['unread'], 'row')} may be lost to damage and were not compared"
+        if found.first_bits:
+            yield f"first bits to differ: {found.first_bits}"
     else:
         yield f"{found.a} and {found.b} differ"
         yield f"first divergence: {found.first}"
-        yield from _listed("made by", found.culprits)
+        yield from _listed("cause", found.culprits)
         yield _extent(found)
         if found.first_bits and found.first and found.first_bits != found.first:
             yield f"bits differ before that, within tolerance: {found.first_bits}"
 
 
 def _beside(found: Diff) -> Iterator[str]:
+    yield from _listed("not compared", [found.refused] if found.refused else [])
+    yield from _listed("noise", [found.noise] if found.noise else [])
+    yield from _listed("taken for renamed or moved", in_words(found.guessed))
+    yield from _listed("also", found.beside)
     yield from _listed(f"only in {found.a}", found.only_a)
     yield from _listed(f"only in {found.b}", found.only_b)
-    yield from _listed("run.json", found.changes)
     yield from _listed("could not be read, not compared", found.problems)
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracehooks.analysis.align import Alignment, align
-from tracehooks.analysis.compare import DIFFERS, EQUAL, ONLY_A, ONLY_B, WITHIN, Comparison
+from tracehooks.analysis.align import Alignment
+from tracehooks.analysis.compare import DIFFERS, EQUAL, WITHIN, Comparison, blank
 from tracehooks.analysis.tolerance import EPSILON, SAFETY, Tolerance
 from tracehooks.analysis.window import Floats, Ints, Vocabulary, Window, execution_order
 from tracehooks.core.records import RunSource
@@ -29,6 +29,10 @@ class Scalars:
     window: Window
     values: Floats
     setting: NDArray[np.bool_]
+
+    def only(self, rows: Ints) -> Scalars:
+        """Some of them."""
+        return Scalars(self.window.only(rows), self.values[rows], self.setting[rows])
 
 
 def read_scalars(run: RunSource, vocabulary: Vocabulary) -> Scalars:
@@ -57,33 +61,27 @@ def _scalars(table: pa.Table, vocabulary: Vocabulary) -> Scalars:
 
 def part(scalars: Scalars, steps: Ints) -> Scalars:
     """The scalars of some steps."""
-    window = scalars.window
-    kept = np.flatnonzero(np.isin(window.columns["step"], steps))
-    columns = {name: column[kept] for name, column in window.columns.items()}
-    chosen = Window(columns, window.hash[kept], window.has_hash[kept], window.order[kept], window.read)
-    return Scalars(chosen, scalars.values[kept], scalars.setting[kept])
+    return scalars.only(np.flatnonzero(np.isin(scalars.window.columns["step"], steps)))
 
 
 def compare_scalars(
-    a: Scalars, b: Scalars, tolerance: Tolerance, *, epsilon: float, depth: int, by_rank: bool
-) -> tuple[Alignment, Comparison]:
-    """Align and compare. Computed numbers have the tolerance of the deepest tensor of their step (``epsilon`` of the
-    coarsest dtype, ``depth`` rows), settings that of float64."""
-    pairs = align(a.window, b.window, by_rank=by_rank)
-    size = len(pairs.a)
-    status = np.full(size, EQUAL, np.int8)
-    status[pairs.b < 0], status[pairs.a < 0] = ONLY_A, ONLY_B
-    distance, allowed = np.full(size, np.nan), np.full(size, np.nan)
-    both = np.flatnonzero(status == EQUAL)
+    a: Scalars, b: Scalars, pairs: Alignment, tolerance: Tolerance, noise: Floats, *, epsilon: float, depth: int
+) -> Comparison:
+    """Compare aligned scalars. Computed numbers have the tolerance of the deepest tensor of their step (``epsilon`` of
+    the coarsest dtype, ``depth`` rows), settings that of float64; neither is less than the noise of a's row."""
+    judged = blank(pairs)
+    both = np.flatnonzero(judged.status == EQUAL)
     x, y = a.values[pairs.a[both]], b.values[pairs.b[both]]
     step = a.window.columns["step"][pairs.a[both]]
-    distance[both] = _relative(x, y)
+    distance = _relative(x, y)
     computed = tolerance.allowed(np.full(len(both), epsilon), depth * (1 + step) + step)
     exact = SAFETY * EPSILON["float64"] if tolerance.relative is None else tolerance.relative
-    allowed[both] = np.where(a.setting[pairs.a[both]], exact, computed)
-    unequal = np.where(distance[both] <= allowed[both], WITHIN, DIFFERS)
-    status[both] = np.where(distance[both] == 0, EQUAL, unequal)
-    return pairs, Comparison(status, distance, allowed)
+    allowed = np.maximum(np.where(a.setting[pairs.a[both]], exact, computed), noise[pairs.a[both]])
+    judged.distance[both], judged.allowed[both] = distance, allowed
+    judged.status[both] = np.where(distance == 0, EQUAL, np.where(distance <= allowed, WITHIN, DIFFERS))
+    for column in judged.estimates.values():
+        column[:] = np.nan
+    return judged
 
 
 def _relative(x: Floats, y: Floats) -> Floats:

@@ -20,7 +20,7 @@ def chosen_steps(recorded: Ints, wanted: Steps) -> Ints:
     (``slice(10, 20)`` is 10 … 19, negative ends count from the last step), or several.
 
     Raises:
-        InvalidOptionError: nothing that is recorded, or not a choice of steps at all.
+        InvalidOptionError: a step by number that is not recorded, nothing that is, or not a choice of steps at all.
     """
     if wanted is None or not len(recorded):
         return recorded
@@ -29,8 +29,12 @@ def chosen_steps(recorded: Ints, wanted: Steps) -> Ints:
         chosen = recorded[np.isin(recorded, numbers)]
     except (TypeError, ValueError) as error:
         raise InvalidOptionError("steps", wanted, "a step, a range, a slice or a list of steps") from error
-    if not len(chosen):
-        raise InvalidOptionError("steps", wanted, f"recorded steps, which go from {recorded[0]} to {recorded[-1]}")
+    absent = np.setdiff1d(numbers, recorded)
+    if len(absent) or not len(chosen):
+        without = f", without {', '.join(map(str, absent.tolist()))}" if len(absent) else ""
+        raise InvalidOptionError(
+            "steps", wanted, f"recorded steps, which go from {recorded[0]} to {recorded[-1]}{without}"
+        )
     return chosen
 
 

@@ -36,9 +36,6 @@ SAFETY = 4.0
 DEPTH = 16.0
 """Rows after which the noise has grown by √2: errors of independent roundings add like a random walk."""
 
-SKETCH_FLOOR = 4 * 2.0**-23
-"""A sketch is kept in float32: distances below this are the sketch's own rounding."""
-
 
 @dataclass(frozen=True)
 class Tolerance:

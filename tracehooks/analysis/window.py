@@ -77,6 +77,11 @@ class Window:
     def __len__(self) -> int:
         return len(self.order)
 
+    def only(self, rows: Ints) -> Window:
+        """Some of the rows."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return Window(columns, self.hash[rows], self.has_hash[rows], self.order[rows], self.read)
+
     def wide(self, rows: Ints) -> dict[str, NDArray[Any]]:
         """Counts, statistics (NaN where null) and, where any were recorded, sketches (NaN where null) of some rows."""
         chosen = self.order[rows]
@@ -119,6 +124,18 @@ class Trace:
         """The module paths as recorded."""
         column = self._table(["module"], None)["module"]
         return sorted(name for name in pc.unique(column).to_pylist() if name is not None)
+
+    def looks(self, steps: Ints) -> list[tuple[str, tuple[Any, ...]]]:
+        """Path, and class with the shapes of outputs, parameters and buffers, of each module that has rows in these
+        steps, in the order in which they were first seen."""
+        columns = ["seq", "module", "type", "phase", "slot", "shape"]
+        rows = self._table(columns, pa_dataset.field("step").isin(steps.tolist())).sort_by("seq")
+        found: dict[str, tuple[str, set[Any]]] = {}
+        for row in rows.to_pylist():
+            if row["phase"] in ("forward", "parameter", "buffer"):
+                kind = found.setdefault(row["module"], (row["type"], set()))
+                kind[1].add((row["phase"], row["slot"], tuple(row["shape"] or ())))
+        return [(path, (kind, frozenset(shapes))) for path, (kind, shapes) in found.items()]
 
     def ranks(self) -> list[int]:
         """The ranks that have rows."""

@@ -50,8 +50,11 @@ def world() -> tuple[int, int]:
 
 
 def describe_model(root: nn.Module) -> dict[str, Any]:
-    """Class, module tree and its digest, parameters with shape, dtype, requires_grad and aliases, buffers."""
-    modules = [{"path": path, "type": type(module).__name__} for path, module in named_modules(root).items()]
+    """Class, module tree (with modes) and its digest, parameters with shape, dtype, requires_grad and aliases, buffers."""
+    modules = [
+        {"path": path, "type": type(module).__name__, "training": module.training}
+        for path, module in named_modules(root).items()
+    ]
     parameters = [_held(held) for held in held_parameters(root)]
     tree = repr([(m["path"], m["type"]) for m in modules] + [(p["name"], p["shape"]) for p in parameters])
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracehooks.analysis import engine
@@ -33,9 +34,18 @@ def open(path: str | os.PathLike[str]) -> Run:
     return open_run(path, select=engine.select)
 
 
-def diff(a: Source, b: Source, *, steps: Steps = None, rename: Rename = None, tolerance: float | str = "auto") -> Diff:
+def diff(
+    a: Source,
+    b: Source,
+    *,
+    steps: Steps = None,
+    rename: Rename = None,
+    tolerance: float | str = "auto",
+    noise: Sequence[Source] = (),
+) -> Diff:
     """Compare two runs, given as paths or as opened runs; see `tracehooks.analysis.diff.diff`."""
-    return diff_runs(_opened(a), _opened(b), steps=steps, rename=rename, tolerance=tolerance)
+    repeats = [_opened(run) for run in noise]
+    return diff_runs(_opened(a), _opened(b), steps=steps, rename=rename, tolerance=tolerance, noise=repeats)
 
 
 def first(run: Source) -> FirstNonFinite | None:
