@@ -44,11 +44,10 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_room_is_on_the_layout_page() -> None:
-    """docs/layout.md names every file of capture, locate and analysis."""
+    """docs/layout.md names every file of capture, locate, analysis and checkpoint."""
     text = (ROOT / "docs/layout.md").read_text()
-    for path in (
-        path for room in ("capture", "locate", "analysis") for path in (ROOT / "tracehooks" / room).glob("*.py")
-    ):
+    rooms = [ROOT / "tracehooks" / room for room in ("capture", "locate", "analysis", "checkpoint")]
+    for path in (path for room in rooms for path in room.glob("*.py")):
         if path.stem not in ("__init__", "trace", "select"):
             assert f"`{path.name}`" in text, path.name
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
 
 from tracehooks.core.records import FirstNonFinite
 from tracehooks.core.schema import FORMAT_VERSION, TABLES
@@ -169,6 +171,39 @@ def test_diff_rename(run: Path, tmp_path: Path) -> None:
     path = renamed.write(tmp_path / "renamed")
     assert call("diff", run, path).exit_code == 1
     assert call("diff", run, path, "--rename", "^blocks=layers").exit_code == 0
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    """checkpoint inspect, diff, verify and first-bad print what they found; status 1 when that is something."""
+    for number in range(3):
+        weight = np.full((4, 4), np.nan if number == 2 else number + 1.5, np.float32)
+        save_file({"w": weight, "b": np.arange(3.0)}, tmp_path / f"{number}.safetensors")
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    assert call("checkpoint", "inspect", paths[0]).exit_code == 0
+    bad = call("checkpoint", "inspect", paths[2], "--limit", 1)
+    assert bad.exit_code == 1
+    assert "  error: w: 16 NaN of 16 elements" in bad.stdout
+    assert "1 of 2 tensors; --limit 0 shows all" in bad.stdout
+    assert parsed(call("checkpoint", "inspect", paths[2], "--json"))["tensors"][0]["nan"] == 16
+    assert call("checkpoint", "diff", paths[0], paths[0]).exit_code == 0
+    moved = call("checkpoint", "diff", paths[0], paths[1])
+    assert (moved.exit_code, "  w: relative change 0.667, 0° apart" in moved.stdout) == (1, True)
+    assert parsed(call("checkpoint", "diff", paths[0], paths[1], "--json"))["layers"][0]["name"] == ""
+    assert (call("checkpoint", "verify", paths[0]).exit_code, call("checkpoint", "verify", paths[2]).exit_code) == (
+        0,
+        1,
+    )
+    assert parsed(call("checkpoint", "verify", paths[0], "--json"))["fine"] is True
+    first = call("checkpoint", "first-bad", *paths)
+    assert first.exit_code == 1
+    assert first.stdout.startswith(f"first bad: {paths[2]}: w: 16 NaN of 16 elements; {paths[1]} is healthy")
+    test = f"{sys.executable} -c 'import sys; sys.exit(0)' {{}}"
+    tested = ("checkpoint", "first-bad", *paths, "--json", "--test", test)
+    assert parsed(call(*tested))["path"] is None
+    missing = call("checkpoint", "inspect", tmp_path / "none.pt")
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    assert "there is no such file" in missing.stderr
+    assert call("checkpoint", "first-bad", *paths, "--test", "true").exit_code == 2
 
 
 def test_query(run: Path) -> None:
@@ -338,8 +373,9 @@ def test_help_and_version() -> None:
 
 @pytest.mark.parametrize("verb", list(VERBS))
 def test_every_verb_takes_json(verb: str) -> None:
-    """--json is an option of every verb."""
-    assert "--json" in {name for parameter in _command(verb).params for name in parameter.opts}
+    """--json is an option of every verb, and of every verb inside a verb."""
+    for command in _commands(verb):
+        assert "--json" in {name for parameter in command.params for name in parameter.opts}
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
@@ -350,14 +386,15 @@ def test_docs_name_every_parameter(verb: str) -> None:
     named = set(re.findall(r"`(--[a-z]+)", section.group()))
     options = {
         name
-        for item in _command(verb).params
+        for command in _commands(verb)
+        for item in command.params
         if isinstance(item, click.Option)
         for name in item.opts
         if name.startswith("--")
     }
     assert named == options
     usage = section.group().splitlines()[0]
-    for item in _command(verb).params:
+    for item in (item for command in _commands(verb) for item in command.params):
         if isinstance(item, click.Argument):
             assert item.name is not None
             assert item.name.upper() in usage
@@ -366,6 +403,12 @@ def test_docs_name_every_parameter(verb: str) -> None:
 def test_docs_name_no_other_verbs() -> None:
     """Every section of docs/cli.md is a verb that exists."""
     assert re.findall(r"^## `([a-z]+)", DOCS.read_text(), re.MULTILINE) == list(VERBS)
+
+
+def _commands(verb: str) -> list[click.Command]:
+    """The command of a verb, or those inside it."""
+    command = _command(verb)
+    return list(command.commands.values()) if isinstance(command, click.Group) else [command]
 
 
 def _command(verb: str) -> click.Command:

@@ -112,6 +112,16 @@ class SnapshotError(TracehooksError):
         )
 
 
+class CheckpointError(TracehooksError, ValueError):
+    """A checkpoint that is not there, is damaged, or is in no format that is known."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(
+            f"{path}: not a checkpoint that can be read ({reason}); expected .safetensors, what torch.save wrote, "
+            "sharded safetensors, or a directory of torch.distributed.checkpoint"
+        )
+
+
 class AlreadyAttachedError(TracehooksError, RuntimeError):
     """attach() on a model that a live trace records already."""
 

@@ -20,6 +20,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "first": "The first non-finite value of a run.",
         "diagnose": "What is wrong with a run, and what to check next.",
         "diff": "Where two runs part, and what made them.",
+        "checkpoint": "Inspect, compare and verify checkpoints.",
         "query": "SQL over a run's tables.",
         "repair": "Seal what a crash left.",
         "export": "Write tables as CSV or JSON lines.",
