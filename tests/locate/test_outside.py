@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import tracehooks
+from tracehooks import stats
+from tracehooks.capture import watch
 
 from .test_locator import recorded
 
@@ -170,10 +173,10 @@ def test_what_is_only_watched_is_acted_on_all_the_same(tmp_path, mode: str) -> N
 def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatch) -> None:
     """In a watched step: one call for the outputs of small modules, one for all parameters and one for all buffers;
     nothing is measured but gradients."""
-    from tracehooks import stats
-
     looks, measured = [], []
-    monkeypatch.setattr(stats, "nonfinite", lambda xs, real=stats.nonfinite: looks.append(len(xs)) or real(xs))
+    ours = SimpleNamespace(**{name: getattr(stats, name) for name in stats.__all__})
+    ours.nonfinite = lambda tensors: looks.append(len(tensors)) or stats.nonfinite(tensors)
+    monkeypatch.setattr(watch, "stats", ours)
     monkeypatch.setattr(stats, "summarize", lambda *a, real=stats.summarize: measured.append(1) or real(*a))
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from tracehooks import stats
 from tracehooks.capture import torch_internals
-from tracehooks.locate.ops import Describe, Op, OpMode, Status
+from tracehooks.locate.ops import Describe, Op, OpMode, Status, status_of
 
 MAX_OPS = 1_000
 """Ops outside the model that are remembered in one step at most: a loop without steps must not pile them up."""
@@ -176,16 +177,6 @@ def _between(start: Any, ends: set[int]) -> list[Any]:
 
 def _bad(gradients: Sequence[Tensor | None]) -> Status | None:
     """What is not finite in gradients on the host; None when nothing is. On a device it is not asked: that would wait."""
-    total = Status()
-    for gradient in gradients:
-        if type(gradient) is not Tensor or not gradient.is_cpu or not gradient.numel():
-            continue
-        if not gradient.is_floating_point() or gradient.layout != torch.strided:
-            continue
-        if bool(
-            torch.isfinite(gradient.sum())
-        ):  # much cheaper than to look at each element; one that overflows is looked at
-            continue
-        nan, posinf, neginf = torch.isnan(gradient), torch.isposinf(gradient), torch.isneginf(gradient)
-        total = total.joined((bool(nan.any()), bool(posinf.any()), bool(neginf.any())))
-    return total if total.bad else None
+    host = [x for x in gradients if type(x) is Tensor and x.is_cpu and x.layout is torch.strided]
+    kinds = stats.nonfinite([x.detach() for x in host])
+    return status_of(kinds) if kinds else None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tracehooks import stats
 from tracehooks.capture import torch_internals
 
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
@@ -375,11 +376,18 @@ def _storage(x: Tensor) -> int:
 def _status(x: Tensor) -> Status:
     if not x.numel():
         return FINE
+    if x.is_cpu:
+        return status_of(stats.nonfinite((x.detach(),)))
     low, high = (float(edge) for edge in _edges(x))
     if not math.isnan(low):
         return Status(False, high == math.inf, low == -math.inf)
     values = _real(x)
     return Status(True, bool(torch.isposinf(values).any()), bool(torch.isneginf(values).any()))
+
+
+def status_of(kinds: int) -> Status:
+    """What the bits of `stats.nonfinite` say."""
+    return Status(bool(kinds & stats.NAN), bool(kinds & stats.POSINF), bool(kinds & stats.NEGINF)) if kinds else FINE
 
 
 def _edges(x: Tensor) -> tuple[Tensor, ...]:
