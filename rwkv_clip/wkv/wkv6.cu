@@ -538,6 +538,5 @@ wkv6_backward(int B, int T, int H, const INPUT* r, const INPUT* k, const INPUT* 
             for (int p = 0; p < ROWS; ++p) sum += m.ge[p][channel()];
             gu[static_cast<long long>(index) * N + channel()] = sum;
         }
-        __syncthreads();
     }
 }
