@@ -119,3 +119,16 @@ def test_text_dropout_acts_in_training_only(small_config):
     assert not torch.equal(tower(tokens), tower(tokens))
     tower.eval()
     assert torch.equal(tower(tokens), tower(tokens))
+
+
+@pytest.mark.parametrize("tower", ["image_model", "text_model"])
+def test_compiles_into_one_graph(small_config, tower):
+    """Under torch.compile(fullgraph=True) a tower has the features and gradients of eager mode."""
+    model = getattr(create_RWKV_Model(small_config), tower)
+    x = torch.randn(2, 3, 8, 8) if tower == "image_model" else torch.randint(0, 48, (2, 12))
+    features, weights = model(x), torch.randn(2, small_config.n_embd)
+    expected = torch.autograd.grad(features, model.parameters(), weights)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    assert torch.allclose(compiled, features, atol=1e-6)
+    for seen, value in zip(torch.autograd.grad(compiled, model.parameters(), weights), expected, strict=True):
+        assert torch.allclose(seen, value, rtol=1e-4, atol=1e-6)
