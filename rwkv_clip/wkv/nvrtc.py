@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -53,6 +55,13 @@ class Build:
         return 4 * (matrices * CHUNK * stride + CHUNK * (CHUNK + 4) + stride)
 
 
+def _cuda_core() -> ModuleType:
+    try:
+        return importlib.import_module("cuda.core")
+    except ImportError as error:
+        raise EngineError(f'the CUDA WKV kernel needs cuda.core ({error}): pip install "tracehooks[cuda]"') from error
+
+
 @functools.cache
 def compile_kernels(build: Build, arch: str) -> ObjectCode:
     """Compile both kernels to a cubin for ``arch``, such as ``sm_90``. Takes seconds and needs no GPU.
@@ -60,15 +69,12 @@ def compile_kernels(build: Build, arch: str) -> ObjectCode:
     Raises:
         EngineError: without cuda.core or NVRTC, or when NVRTC refuses, with its log.
     """
-    try:
-        from cuda.core import Program, ProgramOptions
-    except ImportError as error:
-        raise EngineError(f'the CUDA WKV kernel needs cuda.core ({error}): pip install "tracehooks[cuda]"') from error
+    core = _cuda_core()
     source = resources.files("rwkv_clip.wkv").joinpath("wkv6.cu").read_text(encoding="utf-8")
     macros = {"HEAD_SIZE": str(build.head_size), "INPUT": STORAGE[build.input], "DECAY": STORAGE[build.decay]}
-    options = ProgramOptions(name="wkv6.cu", arch=arch, std="c++17", define_macro=list(macros.items()))
+    options = core.ProgramOptions(name="wkv6.cu", arch=arch, std="c++17", define_macro=list(macros.items()))
     try:
-        return Program(source, "c++", options).compile("cubin")
+        return core.Program(source, "c++", options).compile("cubin")
     except Exception as error:  # the errors of cuda.core have no base of their own
         raise EngineError(f"NVRTC could not compile the CUDA WKV kernel for {arch}: {error}") from error
 
@@ -77,12 +83,10 @@ class Kernel:
     """One kernel on one device."""
 
     def __init__(self, name: str, build: Build, device: torch.device) -> None:
-        from cuda.core import Device
-
         self._name, self._build, self._device = name, build, device
         self._shared_bytes = build.shared_bytes(name)
         with torch.cuda.device(device):
-            gpu = Device(device.index)
+            gpu = _cuda_core().Device(device.index)
             offered = gpu.properties.max_shared_memory_per_block_optin
             if self._shared_bytes > offered:
                 raise EngineError(
@@ -93,18 +97,19 @@ class Kernel:
             self._kernel = compile_kernels(build, f"sm_{gpu.arch}").get_kernel(name)
             self._allow_shared_memory()
             blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(build.threads, self._shared_bytes)
+            if blocks == 0:
+                raise EngineError(f"{gpu.name} cannot run a block of {name} for heads of {build.head_size} channels")
         self.resident: int = blocks * gpu.properties.multiprocessor_count
         """Blocks that the device runs at once."""
 
     def __call__(self, blocks: int, *arguments: Tensor | int) -> None:
         """Launch so many blocks on torch's current stream of the device; tensors are passed as pointers, ints as int."""
-        from cuda.core import Device, LaunchConfig, launch
-
-        config = LaunchConfig(grid=blocks, block=self._build.threads, shmem_size=self._shared_bytes)
+        core = _cuda_core()
+        config = core.LaunchConfig(grid=blocks, block=self._build.threads, shmem_size=self._shared_bytes)
         values = [x.data_ptr() if isinstance(x, Tensor) else ctypes.c_int(x) for x in arguments]
         with torch.cuda.device(self._device):
-            Device(self._device.index).set_current()
-            launch(_CurrentStream(self._device), config, self._kernel, *values)
+            core.Device(self._device.index).set_current()
+            core.launch(_CurrentStream(self._device), config, self._kernel, *values)
 
     def _allow_shared_memory(self) -> None:
         """Ask for more shared memory than a kernel gets unasked; cuda.core has no call for that."""
@@ -113,8 +118,7 @@ class Kernel:
         if self._shared_bytes <= PLAIN_SHARED_BYTES:
             return
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        handle: Any = self._kernel.handle
-        (status,) = driver.cuKernelSetAttribute(limit, self._shared_bytes, handle, self._device.index)
+        (status,) = driver.cuKernelSetAttribute(limit, self._shared_bytes, self._kernel.handle, self._device.index)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise EngineError(f"{self._name}: {self._shared_bytes} bytes of shared memory were refused: {status.name}")
 

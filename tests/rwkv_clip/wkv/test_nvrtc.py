@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +115,58 @@ def test_falls_back_and_says_why_once(monkeypatch):
     for first, second, expected in zip(seen, again, output_and_gradients(inputs, "chunked"), strict=True):
         assert torch.equal(first, expected)
         assert torch.equal(second, expected)
+
+
+class FakeGpu:
+    """As much of cuda.core, with one GPU, as a kernel asks for before and when it is launched."""
+
+    arch, name = "90", "a GPU"
+
+    def __init__(self, offered: int = 227 * 1024, blocks: int = 2) -> None:
+        self.properties = SimpleNamespace(max_shared_memory_per_block_optin=offered, multiprocessor_count=132)
+        occupancy = SimpleNamespace(max_active_blocks_per_multiprocessor=lambda threads, shared: blocks)
+        self.kernel = SimpleNamespace(occupancy=occupancy, handle=None)
+        self.launches: list[tuple[object, ...]] = []
+        self.Device, self.LaunchConfig = lambda index: self, dict
+
+    def set_current(self) -> None: ...
+
+    def launch(self, *arguments: object) -> None:
+        self.launches.append(arguments)
+
+    def kernel_of(self, build: Build, name: str = "wkv6_forward") -> nvrtc.Kernel:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nvrtc, "_cuda_core", lambda: self)
+            patch.setattr(torch.cuda, "device", lambda device: nullcontext())
+            patch.setattr(nvrtc, "compile_kernels", lambda *_: SimpleNamespace(get_kernel=lambda name: self.kernel))
+            kernel = nvrtc.load.__wrapped__(name, build, torch.device("cuda", 0))
+            kernel(7, 3, torch.zeros(2))
+            return kernel
+
+
+SMALL = Build(8, torch.float32, torch.float32)
+
+
+def test_launches_the_threads_and_shared_memory_of_the_build():
+    """A launch has the build's threads and shared memory, the tensors' addresses, ints as 32 bits, torch's stream."""
+    gpu = FakeGpu()
+    kernel = gpu.kernel_of(SMALL)
+    (stream, config, launched, number, address), *more = gpu.launches
+    assert kernel.resident == 2 * 132
+    assert config == {"grid": 7, "block": 16, "shmem_size": SMALL.shared_bytes("wkv6_forward")}
+    assert (launched, type(number), number.value, type(address), more) == (gpu.kernel, ctypes.c_int, 3, int, [])
+    assert stream.device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "problem"),
+    [
+        (FakeGpu(offered=1024), r"heads of 8 channels needs \d+ bytes of shared memory, a GPU offers 1024"),
+        (FakeGpu(blocks=0), "a GPU cannot run a block of wkv6_forward for heads of 8 channels"),
+        (SimpleNamespace(Device=lambda index: 1 / 0), "could not be loaded on cuda:0: division by zero"),
+    ],
+)
+def test_a_gpu_that_does_not_fit_is_named(gpu, problem):
+    """Too little shared memory, no block at all, a driver that refuses: an EngineError says so."""
+    with pytest.raises(EngineError, match=problem):
+        FakeGpu.kernel_of(gpu, SMALL)
