@@ -54,7 +54,7 @@ class OutputHook(Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = self.session
         if session.live and not torch.compiler.is_compiling():
-            session.module_returned(self, args, output)
+            session.module_returned((self, args), output)
 
     def site(self, slot: str, call: int, micro: int, recompute: bool) -> tuple[Place, GradientHook]:
         """Where a tensor of this module is seen, and the hook for its gradient: made once."""

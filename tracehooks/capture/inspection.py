@@ -237,9 +237,10 @@ class Inspection:
             )
 
     def _tell_strange_optimizers(self) -> None:
-        held = self._state.optimizers.held()
-        alone = [x.tensor for x in self._state.census.parameters if x.tensor.requires_grad and id(x.tensor) not in held]
-        for optimizer in strangers_like(alone) if alone else ():
+        if self._state.optimizers.held():
+            return
+        alone = [held.tensor for held in self._state.census.parameters if held.tensor.requires_grad]
+        for optimizer in strangers_like(alone):
             shapes = [list(tensor.shape) for tensor in parameters_of(optimizer)]
             text = (
                 f"{type(optimizer).__name__} holds none of the model's parameters but {len(shapes)} tensors like them"

@@ -160,8 +160,9 @@ class Session:
         self.inputs.of_module(path, module, arguments, self.passes.coming_call(path), self.steps.micro)
 
     @swift_edge
-    def module_returned(self, hook: OutputHook, args: Any, output: Any) -> None:
-        """A module returned: its outputs, and hooks for their gradients."""
+    def module_returned(self, call_of: tuple[OutputHook, Any], output: Any) -> None:
+        """A module returned, called with these arguments: its outputs, and hooks for their gradients."""
+        hook, args = call_of
         recompute = torch_internals.graph_task_id() != -1
         if torch_internals.tracing():
             return

@@ -253,7 +253,7 @@ EVENT_KINDS: dict[str, EventKind] = {
         ("number", "dataset", "samples", "batch_size", "workers", "sampler", "shuffle", "epoch"),
     ),
     "foreign_optimizer": EventKind(
-        "while parameters are in no optimizer, one of the process holds tensors of the same shapes and none of the model's",
+        "no optimizer holds a parameter of the model, but one of the process holds tensors of the same shapes",
         ("optimizer", "shapes"),
     ),
     "graph_held": EventKind(

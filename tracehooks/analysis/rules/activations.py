@@ -99,12 +99,10 @@ def dead_modules(facts: Facts) -> Iterator[Found]:
     for site in facts.of_phase("forward"):
         if site.slot.startswith("output") and site.shape:
             used[site.module] = max(used[site.module], site.elements // max(1, site.shape[-1]))
-    for parent, members in _lists(facts).items():
+    for parent, members in facts.routed.items():
         idle = [path for path in members if not _any_used(path, used)]
         tokens = sum(used[path] for path in members)
         if not idle or len(idle) == len(members) or tokens < TOKENS_EACH * len(members):
-            continue
-        if not _has_router(facts, parent, len(members)):
             continue
         text = f"{len(idle)} of {len(members)} modules in {parent} never get a token: {listed(idle)}"
         evidence = {"modules": idle, "count": len(idle), "tokens": tokens, "cause": "router_collapse"}
@@ -173,28 +171,8 @@ def _feeds_a_rectifier(site: Seen) -> bool:
     return any(part in site.type for part in ("Linear", "Conv", "Norm"))
 
 
-def _lists(facts: Facts) -> dict[str, list[str]]:
-    """Paths of the modules of one class in one container with numbered places, by the container's path."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for path, kind in facts.modules.items():
-        parent, _, name = path.rpartition(".")
-        if name.isdigit():
-            found[parent, kind].append(path)
-    return {parent: paths for (parent, _), paths in found.items() if len(paths) >= 2}
-
-
 def _any_used(path: str, used: dict[str, int]) -> bool:
     return used.get(path, 0) > 0 or any(count and name.startswith(f"{path}.") for name, count in used.items())
-
-
-def _has_router(facts: Facts, container: str, members: int) -> bool:
-    around = container.rpartition(".")[0]
-    return any(
-        name.startswith(f"{around}." if around else "")
-        and not name.startswith(f"{container}.")
-        and described["shape"][:1] == [members]
-        for name, described in facts.described.items()
-    )
 
 
 def _batch_norm(facts: Facts, paths: list[str]) -> bool:

@@ -72,7 +72,7 @@ def repeated_batch(facts: Facts) -> Iterator[Found]:
 @rule(
     sees="epochs in which the batches come in the same order each time",
     threshold="every batch equals the one a period before, bit for bit, over more than one and a half periods of "
-    "different batches; a warning where the loader is to shuffle, else a note",
+    "different batches, while there is a data loader; a warning where it is to shuffle, a note where it is not",
     source="torch.utils.data.distributed.DistributedSampler: without set_epoch every epoch has the same order",
     next_check="call sampler.set_epoch(epoch) at the start of every epoch; do not seed the generator anew",
     symptoms=("flat-loss", "repetition", "too-good"),
@@ -84,12 +84,14 @@ def same_order_each_epoch(facts: Facts) -> Iterator[Found]:
     every = None if batches is None else period(batches.digests)
     if batches is None or every is None:
         return
-    loader = next((known for known in _loaders(facts) if known["shuffle"]), None)
-    stuck = bool(loader) and _epoch_stands_still(facts, loader)
+    loader = next((known for known in _loaders(facts) if known["shuffle"] is not None), None)
+    if loader is None:
+        return
+    stuck = loader["shuffle"] and _epoch_stands_still(facts, loader)
     yield Found(
-        "warning" if loader else "info",
+        "warning" if loader["shuffle"] else "info",
         f"the {every} batches of an epoch come in the same order every time"
-        + (f", though {loader['sampler']} is to shuffle them" if loader else ""),
+        + (f", though {loader['sampler']} is to shuffle them" if loader["shuffle"] else ""),
         int(batches.steps[every]),
         batches.name,
         {"period": every, "count": len(batches.digests), "cause": "set_epoch_missing" if stuck else "not_shuffled"},
@@ -112,12 +114,13 @@ def duplicate_augmentation(facts: Facts) -> Iterator[Found]:
         if len(digests) < 4 or period(digests) is not None or _is_material(batches.name):
             continue
         for lag in range(1, min(17, len(digests) // 2 + 1)):
-            share = float((digests[lag:] == digests[:-lag]).mean())
-            if 0.3 <= share <= 0.95 and len(np.unique(digests)) > 1:
+            again = digests[lag:] == digests[:-lag]
+            share = float(again.mean())
+            if 0.3 <= share <= 0.95 and len(np.unique(digests[lag:][again])) > 1:
                 workers = any((loader["workers"] or 0) > 1 for loader in _loaders(facts))
                 text = f"{share:.0%} of the batches equal the one {lag} before: {batches.name}"
                 evidence = {"lag": lag, "share": share, "cause": "worker_rng_copied" if workers else None}
-                step = int(batches.steps[lag:][digests[lag:] == digests[:-lag]][0])
+                step = int(batches.steps[lag:][again][0])
                 yield Found("warning" if workers else "info", text, step, batches.name, evidence)
                 return
 
@@ -205,7 +208,8 @@ def split_overlap(facts: Facts) -> Iterator[Found]:
         "WITH seen AS (SELECT name::VARCHAR AS name, hash, bool_or(split::VARCHAR = 'train') AS train, "
         "bool_or(split::VARCHAR <> 'train') AS held_out, min(CASE WHEN split::VARCHAR <> 'train' THEN step END) AS step "
         "FROM samples GROUP BY ALL) "
-        "SELECT name, count_if(train) AS train, count_if(held_out) AS held_out, count_if(train AND held_out) AS shared, "
+        "SELECT name, count_if(train)::BIGINT AS train, count_if(held_out)::BIGINT AS held_out, "
+        "count_if(train AND held_out)::BIGINT AS shared, "
         "min(CASE WHEN train THEN step END) AS step FROM seen GROUP BY name ORDER BY train DESC, name LIMIT 1"
     ).to_pylist()
     for row in rows:

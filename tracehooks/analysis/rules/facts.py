@@ -184,6 +184,27 @@ class Facts:
         return [name for name in self.described if name in names] + sorted(names - self.described.keys())
 
     @cached_property
+    def routed(self) -> dict[str, list[str]]:
+        """Modules that a router chooses between, by the path of the list that holds them: of one class, in numbered
+        places, and next to the list a parameter with one row for each."""
+        found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for path, kind in self.modules.items():
+            parent, _, name = path.rpartition(".")
+            if name.isdigit():
+                found[parent, kind].append(path)
+        return {parent: paths for (parent, _), paths in found.items() if self._has_router(parent, len(paths))}
+
+    def _has_router(self, container: str, members: int) -> bool:
+        around = container.rpartition(".")[0]
+        prefix = f"{around}." if around else ""
+        beside = {
+            name: described["shape"]
+            for name, described in self.described.items()
+            if name.startswith(prefix) and name.removeprefix(prefix).count(".") <= 1
+        }
+        return members >= 2 and any(len(shape) == 2 and shape[0] == members for shape in beside.values())
+
+    @cached_property
     def optimizers(self) -> list[Mapping[str, Any]]:
         """Optimizers as run.json describes them."""
         return self.run.info.get("optimizers") or []

@@ -80,8 +80,8 @@ def integer_conversion(facts: Facts) -> Iterator[Found]:
 @rule(
     sees="parameters in an optimizer that take no part in the loss: their module is never called, or its result "
     "never used",
-    threshold="no gradient in any step; a warning under DistributedDataParallel, which then fails or hangs, else a "
-    "note",
+    threshold="no gradient in any step, experts behind a router left out; a warning under DistributedDataParallel, "
+    "which then fails or hangs, else a note",
     source="torch.nn.parallel.DistributedDataParallel: every parameter must get a gradient, or "
     "find_unused_parameters be set",
     next_check="use the result in the loss, or take the module out of the model or of the optimizer",
@@ -91,17 +91,22 @@ def integer_conversion(facts: Facts) -> Iterator[Found]:
 )
 def unused_params(facts: Facts) -> Iterator[Found]:
     wrappers = (facts.run.info.get("model") or {}).get("wrappers", [])
-    severity = "warning" if "DistributedDataParallel" in wrappers else "info"
+    routed = tuple(f"{path}." for paths in facts.routed.values() for path in paths)
+    by_reason: dict[str, list[str]] = {}
     for event, names in _unreached(facts, UNUSED):
-        called = event.details["cause"] == "branch_not_in_loss"
+        kept = [name for name in names if not name.startswith(routed)]
+        by_reason.setdefault(event.details["cause"], []).extend(kept)
+    for reason, names in by_reason.items():
+        called = reason == "branch_not_in_loss"
         why = "the result of their module does not reach the loss" if called else "their module is never called"
-        yield Found(
-            "warning" if severity == "warning" else "info",
-            f"no gradient reaches {listed(names)}: {why}",
-            facts.run_start,
-            event.module or "",
-            {"params": names, "count": len(names), "cause": "branch_not_in_loss"},
-        )
+        if names:
+            yield Found(
+                "warning" if "DistributedDataParallel" in wrappers else "info",
+                f"no gradient reaches {listed(names)}: {why}",
+                facts.run_start,
+                names[0].rpartition(".")[0],
+                {"params": names, "count": len(names), "cause": "branch_not_in_loss"},
+            )
 
 
 @rule(

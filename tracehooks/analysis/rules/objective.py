@@ -106,7 +106,7 @@ def _empty_masks(facts: Facts) -> Iterator[Found]:
         return
     rows = facts.sql(
         "SELECT module::VARCHAR AS module, slot::VARCHAR AS slot, count(*) AS rows, "
-        "count_if(kept = 0 AND count > 0) AS empty, min(step) AS first FROM masks GROUP BY ALL ORDER BY ALL"
+        "count_if(kept = 0 AND count > 0)::BIGINT AS empty, min(step) AS first FROM masks GROUP BY ALL ORDER BY ALL"
     ).to_pylist()
     for row in rows:
         if row["empty"] >= 0.8 * row["rows"]:

@@ -1,0 +1,35 @@
+"""No alarm where nothing is wrong: models and loops of many kinds, and what looks like a failure and is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.rules.cases import Case
+from tests.rules.conftest import Diagnose
+from tests.rules.healthy import HEALTHY, MEANT
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+STEPS = 6
+
+NOTED = {"methods_only", "structures", "views"}
+"""Subjects with a parameter that takes no part in their loss."""
+
+
+@pytest.mark.parametrize("build", HEALTHY, ids=lambda build: build.__name__)
+def test_a_healthy_run_gives_nothing(build: Callable[[], Case], diagnosed: Diagnose) -> None:
+    """Not even a note."""
+    assert [(found.rule, found.severity, found.message) for found in diagnosed(build())] == []
+
+
+@pytest.mark.parametrize("build", MEANT, ids=lambda build: build.__name__)
+def test_what_may_be_meant_is_a_note(build: Callable[[], Case], diagnosed: Diagnose) -> None:
+    """Neither an error nor a warning."""
+    assert [found for found in diagnosed(build()) if found.severity != "info"] == []
