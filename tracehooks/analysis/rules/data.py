@@ -111,7 +111,7 @@ def same_order_each_epoch(facts: Facts) -> Iterator[Found]:
 def duplicate_augmentation(facts: Facts) -> Iterator[Found]:
     for batches in facts.batches:
         digests = batches.digests
-        if len(digests) < 4 or period(digests) is not None or _is_material(batches.name):
+        if len(digests) < 4 or period(digests) is not None or not _is_large(facts, batches.name):
             continue
         for lag in range(1, min(17, len(digests) // 2 + 1)):
             again = digests[lag:] == digests[:-lag]
@@ -203,7 +203,6 @@ def constant_input(facts: Facts) -> Iterator[Found]:
     causes=("shuffle_before_slice",),
 )
 def split_overlap(facts: Facts) -> Iterator[Found]:
-    sizes = {site.slot.removeprefix("input."): site for site in facts.of_phase("input") if site.module == ""}
     rows = facts.sql(
         "WITH seen AS (SELECT name::VARCHAR AS name, hash, bool_or(split::VARCHAR = 'train') AS train, "
         "bool_or(split::VARCHAR <> 'train') AS held_out, min(CASE WHEN split::VARCHAR <> 'train' THEN step END) AS step "
@@ -213,8 +212,7 @@ def split_overlap(facts: Facts) -> Iterator[Found]:
         "min(CASE WHEN train THEN step END) AS step FROM seen GROUP BY name ORDER BY train DESC, name LIMIT 1"
     ).to_pylist()
     for row in rows:
-        site = sizes.get(row["name"])
-        if row["shared"] < OVERLAP or (site is not None and site.shape and site.count < 4 * site.shape[0]):
+        if row["shared"] < OVERLAP or not _is_large(facts, row["name"]):
             continue
         share = row["shared"] / row["held_out"]
         text = f"{row['shared']} of {row['held_out']} validation samples are training samples ({share:.0%})"
@@ -225,6 +223,12 @@ def split_overlap(facts: Facts) -> Iterator[Found]:
 def _main(facts: Facts) -> Batches | None:
     """The batches by their most varied input."""
     return facts.batches[0] if facts.batches else None
+
+
+def _is_large(facts: Facts, name: str) -> bool:
+    """Whether a sample of an input has at least four elements: smaller ones are equal by chance."""
+    sites = [site for site in facts.of_phase("input") if site.module == "" and site.slot == f"input.{name}"]
+    return all(not site.shape or site.count >= 4 * site.shape[0] for site in sites)
 
 
 def _is_material(name: str) -> bool:

@@ -200,7 +200,7 @@ def zero_gradient(facts: Facts) -> Iterator[Found]:
 @rule(
     sees="gradients that fade layer by layer on their way to the first ones",
     threshold=f"over {LAYERS} or more weights in order of execution the norm falls towards the input by more than "
-    f"{1 / FADED:g}, in rank order (Spearman 0.8), as geometric mean over all steps",
+    f"{1 / FADED:g}, in rank order (Spearman 0.8), and so do the gradients of outputs; geometric means over all steps",
     source="Hochreiter, 1991; Glorot and Bengio, 2010: a product of derivatives below one; sigmoids contribute at "
     "most 1/4 each",
     next_check="put normalisation or residual connections between the layers, or another activation",
@@ -214,7 +214,7 @@ def vanishing_gradients(facts: Facts) -> Iterator[Found]:
         return
     norms = np.array([_norm(site) for site in chain])
     ratio = norms[0] / norms[-1]
-    if ratio < FADED and trend(norms) >= 0.8:
+    if ratio < FADED and trend(norms) >= 0.8 and _outputs_fade(facts):
         activations = {site.type for site in facts.of_phase("forward")} & {"Sigmoid", "Tanh", "Softsign", "LogSigmoid"}
         yield Found(
             "warning",
@@ -359,6 +359,17 @@ def _chain(facts: Facts) -> list[Seen]:
         if site.module in order and len(site.shape) >= 2 and site.rms and "Embedding" not in site.type
     ]
     return sorted(weights, key=lambda site: order[site.module])
+
+
+def _outputs_fade(facts: Facts) -> bool:
+    """Whether gradients of module outputs fade as well: of the first third not one is above the bound that the last third
+    sets. Weights of queries and keys have small gradients in any attention that begins uniform; what passes them by on a
+    residual path has not."""
+    order = {(site.module, site.slot, site.call): site.order for site in facts.of_phase("forward")}
+    known = [site for site in facts.of_phase("backward") if (site.module, site.slot, site.call) in order and site.rms]
+    norms = [_norm(site) for site in sorted(known, key=lambda site: order[site.module, site.slot, site.call])]
+    third = len(norms) // 3
+    return third > 0 and max(norms[:third]) < FADED * max(norms[-third:])
 
 
 def _norm(site: Seen) -> float:

@@ -148,8 +148,7 @@ def _frozen_spans(facts: Facts) -> Iterator[tuple[str, int, int]]:
     """(parameter, first step, step after the last) of each stretch of steps that began frozen and in which no flag
     changed."""
     events = facts.events("trainable")
-    ends = [event.step for event in events[1:]] + [1 << 62]
-    for event, end in zip(events, ends, strict=True):
+    for event, end in zip(events, [*(event.step for event in events[1:]), 1 << 62], strict=False):
         for name in event.details["frozen"]:
             yield name, event.step, end
 
