@@ -44,9 +44,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_room_is_on_the_layout_page() -> None:
-    """docs/layout.md names every file of capture, locate, analysis and checkpoint."""
+    """docs/layout.md names every file of capture, locate, analysis, checkpoint and experiments."""
     text = (ROOT / "docs/layout.md").read_text()
-    rooms = [ROOT / "tracehooks" / room for room in ("capture", "locate", "analysis", "checkpoint")]
+    rooms = [ROOT / "tracehooks" / room for room in ("capture", "locate", "analysis", "checkpoint", "experiments")]
     for path in (path for room in rooms for path in room.glob("*.py")):
         if path.stem not in ("__init__", "trace", "select"):
             assert f"`{path.name}`" in text, path.name

@@ -19,7 +19,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 PUBLIC = {
     "Config", "Diff", "Finding", "FirstNonFinite", "NonFiniteError", "Run", "Trace", "TracehooksError", "__version__",
-    "attach", "checkpoint", "diagnose", "diff", "open", "repair",
+    "attach", "checkpoint", "diagnose", "diff", "experiments", "golden", "open", "repair", "verify_fix",
 }  # fmt: skip
 
 VIOLATIONS = [
@@ -37,6 +37,7 @@ VIOLATIONS = [
     ("core/names.py", "import rwkv_clip"),
     ("capture/leaves.py", "import tracehooks.locate"),
     ("locate/chain.py", "import tracehooks.surface"),
+    ("locate/chain.py", "import tracehooks.experiments"),
     ("checkpoint/opened.py", "import torch"),
     ("checkpoint/opened.py", "import tracehooks.storage"),
     ("../rwkv_clip/train.py", "import tracehooks.core"),

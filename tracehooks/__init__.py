@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracehooks import checkpoint as checkpoint
+    from tracehooks import experiments as experiments
     from tracehooks.capture.trace import Trace as Trace
     from tracehooks.core.config import Config as Config
     from tracehooks.core.errors import NonFiniteError as NonFiniteError
     from tracehooks.core.errors import TracehooksError as TracehooksError
     from tracehooks.core.records import Finding as Finding
     from tracehooks.core.records import FirstNonFinite as FirstNonFinite
+    from tracehooks.experiments import golden as golden
     from tracehooks.surface.attach import attach as attach
     from tracehooks.surface.offline import diagnose as diagnose
     from tracehooks.surface.offline import diff as diff
     from tracehooks.surface.offline import open as open
+    from tracehooks.surface.offline import verify_fix as verify_fix
 
 __version__ = "0.1.0"
 
@@ -37,9 +40,14 @@ _ROOMS = {
     "checkpoint": "checkpoint",
     "diagnose": "surface.offline",
     "diff": "surface.offline",
+    "experiments": "experiments",
+    "golden": "experiments.golden",
     "open": "surface.offline",
     "repair": "storage.repair",
+    "verify_fix": "surface.offline",
 }
+
+_WHOLE_ROOMS = ("checkpoint", "experiments", "golden")
 
 __all__ = [*sorted(_ROOMS), "__version__"]
 
@@ -48,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'tracehooks' has no attribute {name!r}")
     room = importlib.import_module(f"tracehooks.{_ROOMS[name]}")
-    return room if _ROOMS[name] == name else getattr(room, name)
+    return room if name in _WHOLE_ROOMS else getattr(room, name)
 
 
 def __dir__() -> list[str]:

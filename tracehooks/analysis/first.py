@@ -44,7 +44,7 @@ def first(run: RunSource) -> FirstNonFinite | None:
     found = _from_events(run)
     run.dataset("tensors")  # looks at the footers of its parts: what cannot be read is known from here on
     if found is None and (run.problems or not run.info.get("config", {}).get("on_nonfinite")):
-        found = _from_rows(run)
+        found = first_in_rows(run)
     return found
 
 
@@ -65,7 +65,8 @@ def _details(text: str) -> FirstNonFinite | None:
         return None
 
 
-def _from_rows(run: RunSource) -> FirstNonFinite | None:
+def first_in_rows(run: RunSource) -> FirstNonFinite | None:
+    """The first row that holds NaN or +inf (or −inf where it matters), whether or not it damaged anything."""
     nonfinite = (pa_dataset.field("nan") > 0) | (pa_dataset.field("posinf") > 0) | (pa_dataset.field("neginf") > 0)
     rows = _scan(run, "tensors", sorted({*_SITE, *_SEEN}), nonfinite)
     phase = rows["phase"].cast(pa.string())

@@ -122,6 +122,20 @@ class CheckpointError(TracehooksError, ValueError):
         )
 
 
+class GoldenError(TracehooksError, ValueError):
+    """A golden batch that is not there, is damaged, or is there already."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: golden batch: {reason}")
+
+
+class BisectError(TracehooksError):
+    """A search over commits that cannot be made or finds nothing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"bisect: {reason}")
+
+
 class AlreadyAttachedError(TracehooksError, RuntimeError):
     """attach() on a model that a live trace records already."""
 

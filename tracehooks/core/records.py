@@ -192,3 +192,38 @@ class Finding:
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     next_check: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question of an experiment, answered."""
+
+    question: str
+    passed: bool | None
+    """None where it could not be told."""
+    answer: str
+
+    def __str__(self) -> str:
+        mark = {True: "yes", False: "NO", None: "not shown"}[self.passed]
+        return f"{mark}: {self.question} {self.answer}".rstrip()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an experiment found: questions with their answers, and what they were answered from."""
+
+    title: str
+    checks: tuple[Check, ...]
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no question was answered with no, nor left open."""
+        return all(check.passed for check in self.checks)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.title}: {'passed' if self.passed else 'not passed'}", *map(str, self.checks)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "passed": self.passed}

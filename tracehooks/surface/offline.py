@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracehooks.analysis import engine
 from tracehooks.analysis.diff import Diff
 from tracehooks.analysis.diff import diff as diff_runs
 from tracehooks.analysis.first import first as first_of_run
+from tracehooks.analysis.fixes import judge_fix, paired_runs
 from tracehooks.analysis.rules import diagnose as diagnose_run
 from tracehooks.analysis.steps import Rename, Steps
-from tracehooks.core.records import Finding, FirstNonFinite, RunSource
+from tracehooks.core.records import Finding, FirstNonFinite, RunSource, Verdict
 from tracehooks.storage import Run, open_run
 from tracehooks.storage import repair as repair
 
@@ -64,6 +65,39 @@ def diagnose(path: Source, control: Source | None = None) -> list[Finding]:
         NotARunError, UnreadableRunError, FormatVersionError: as `open`.
     """
     return diagnose_run(_opened(path), None if control is None else _opened(control))
+
+
+def verify_fix(
+    before: Source | Sequence[Source],
+    after: Source | Sequence[Source],
+    control: Sequence[Source] | Sequence[Sequence[Source]] | None = None,
+    *,
+    tolerance: float | str = "auto",
+) -> Verdict:
+    """Whether a fix solved the right problem: the failure is gone, and what was healthy is unchanged.
+
+    Args:
+        before, after: runs without and with the fix; several of each, in one order, for several batches, seeds or
+            checkpoints.
+        control: a healthy case without and with the fix, as a pair of runs, or several pairs.
+
+    Returns:
+        A verdict that is its own written record: ``str()``, and ``to_json()`` with the identities of all runs.
+
+    Raises:
+        InvalidOptionError: not as many runs after as before, or a control that is no pair.
+    """
+    pairs = paired_runs(_several(before), _several(after), "after")
+    given: list[Any] = list(control or ())
+    if given and not isinstance(given[0], list | tuple):
+        given = [given]
+    controls = [pair for runs in map(_several, given) for pair in paired_runs(runs[:1], runs[1:], "control")]
+    return judge_fix(pairs, controls, diagnose_run, tolerance=tolerance)
+
+
+def _several(runs: Any) -> list[RunSource]:
+    several = runs if isinstance(runs, list | tuple) else [runs]
+    return [_opened(run) for run in several]
 
 
 def query(run: Source, sql: str) -> pa.Table:

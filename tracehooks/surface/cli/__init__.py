@@ -20,6 +20,8 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "first": "The first non-finite value of a run.",
         "diagnose": "What is wrong with a run, and what to check next.",
         "diff": "Where two runs part, and what made them.",
+        "golden": "Record and check golden batches.",
+        "bisect": "The commit that changed the numbers.",
         "checkpoint": "Inspect, compare and verify checkpoints.",
         "query": "SQL over a run's tables.",
         "repair": "Seal what a crash left.",

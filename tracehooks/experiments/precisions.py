@@ -1,0 +1,135 @@
+"""One batch in full and in lower precision: what overflows, what differs beyond rounding, what should stay in float32."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracehooks.analysis.diff import Diff, diff
+from tracehooks.analysis.first import first_in_rows
+from tracehooks.analysis.tolerance import EPSILON
+from tracehooks.core.errors import InvalidOptionError
+from tracehooks.core.records import FirstNonFinite
+from tracehooks.experiments.recording import record_step
+from tracehooks.storage import Run, open_run
+
+SCALE = 2.0**16
+"""The first loss scale of torch's GradScaler."""
+
+BEYOND = 10.0
+"""A module whose output is this many roundings of the lower precision away from the full one's should stay in float32."""
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+LossFn = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class PrecisionDiff(Diff):
+    """A diff between full (a) and lower (b) precision, and what it means."""
+
+    dtype: str = ""
+    overflow: FirstNonFinite | None = None
+    """The first non-finite value in lower precision; None when all is finite."""
+    underflow: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Parameters whose gradient has more zeros in lower precision than in full, without and with scaling: (unscaled,
+    scaled) counts of elements lost."""
+    keep_float32: tuple[str, ...] = ()
+    """Modules whose output overflows, or is more than 10 roundings away."""
+    scaled_overflow: FirstNonFinite | None = None
+    """The first non-finite value with the loss scaled; None when all is finite."""
+
+    def __str__(self) -> str:
+        lines = [f"float32 against autocast to {self.dtype}"]
+        for title, seen in (("overflow", self.overflow), ("overflow with the loss scaled", self.scaled_overflow)):
+            lines.append(f"{title}: {seen.message.splitlines()[0] if seen else 'none'}")
+        lost = {name: counts for name, counts in self.underflow.items() if counts[0]}
+        lines.append(f"gradients that lose elements to zero: {len(lost)}")
+        lines += [f"  {name}: {plain} unscaled, {scaled} scaled" for name, (plain, scaled) in list(lost.items())[:10]]
+        lines.append(f"keep in float32: {', '.join(self.keep_float32) or 'nothing stands out'}")
+        return "\n".join([*lines, super().__str__()])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            **super().to_json(),
+            "dtype": self.dtype,
+            "overflow": self.overflow and self.overflow.to_details(),
+            "scaled_overflow": self.scaled_overflow and self.scaled_overflow.to_details(),
+            "underflow": {name: list(counts) for name, counts in self.underflow.items()},
+            "keep_float32": list(self.keep_float32),
+        }
+
+
+def precision(
+    model: nn.Module, loss_fn: LossFn, batch: Any, dtype: str = "float16", *, seed: int = 0, scale: float = SCALE
+) -> PrecisionDiff:
+    """Run one batch in float32, under autocast, and under autocast with the loss scaled; compare the three.
+
+    Args:
+        loss_fn: (model, batch) → the loss.
+        dtype: float16 or bfloat16.
+        scale: what the loss is multiplied by in the third run, as a GradScaler does.
+
+    Raises:
+        InvalidOptionError: another dtype.
+    """
+    if dtype not in DTYPES:
+        raise InvalidOptionError("dtype", dtype, " or ".join(DTYPES))
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+
+    def lowered(factor: float) -> LossFn:
+        def run(model: nn.Module, batch: Any) -> Any:
+            with torch.autocast(device, DTYPES[dtype]):
+                loss = loss_fn(model, batch)
+            return loss * factor if factor != 1 else loss
+
+        return run
+
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            open_run(record_step(model, run, batch, Path(folder) / name, seed=seed))
+            for name, run in (("full", loss_fn), ("lower", lowered(1.0)), ("scaled", lowered(scale)))
+        ]
+        full, lower, scaled = runs
+        found = diff(full, lower, tolerance=BEYOND * EPSILON[dtype])
+        zeros = [_gradient_zeros(run) for run in runs]
+        parts = {name: getattr(found, name) for name in Diff.__dataclass_fields__}
+        return PrecisionDiff(
+            **{**parts, "a": "float32", "b": dtype},
+            dtype=dtype,
+            overflow=_overflow(lower, full),
+            scaled_overflow=_overflow(scaled, full),
+            underflow={
+                name: (max(zeros[1][name] - count, 0), max(zeros[2].get(name, count) - count, 0))
+                for name, count in zeros[0].items()
+                if name in zeros[1]
+            },
+            keep_float32=_too_far(found),
+        )
+
+
+def _overflow(run: Run, full: Run) -> FirstNonFinite | None:
+    """Where a value first is not finite: as it was located, or, where it damaged nothing further on, as rows show it."""
+    found, usual = run.first_nonfinite or first_in_rows(run), first_in_rows(full)
+    same = found and usual and (found.phase, found.module, found.value) == (usual.phase, usual.module, usual.value)
+    return None if same else found
+
+
+def _gradient_zeros(run: Run) -> dict[str, int]:
+    """Zeros in each parameter's gradient."""
+    rows = run.tensors(["phase", "module", "slot", "zeros"]).to_pylist()
+    named = ((f"{row['module']}.{row['slot']}".lstrip("."), row) for row in rows)
+    return {name: row["zeros"] for name, row in named if row["phase"] in ("gradient", "gradient_local")}
+
+
+def _too_far(found: Diff) -> tuple[str, ...]:
+    """Modules that made a difference of their own beyond the tolerance: another dtype alone is none."""
+    made = (item.module for item in found.culprits if item.phase == "forward" and item.kind == "differs")
+    return tuple(dict.fromkeys(path for path in made if path))
