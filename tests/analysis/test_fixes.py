@@ -29,8 +29,8 @@ def test_a_fix_that_holds(tmp_path: Path) -> None:
     assert found.passed
     assert str(found).splitlines()[:3] == [
         "fix: passed",
-        "yes: Did it fail without the fix? 2 of 2 runs; step 3: nan in m output (forward): 1 nan of 4 elements, float32[4]",
-        "yes: Is the failure gone with it? 2 of 2 runs are finite",
+        "yes: Did it fail without the fix? 2 of 2 runs; nonfinite: step 3: nan in m output (forward): 1 nan of 4 elements, float32[4]",
+        "yes: Is the failure gone with it? 2 of 2 runs are healthy",
     ]
     assert found.to_json()["evidence"]["pairs"][1]["after"]["git"] == {"commit": "b"}
     assert found.to_json()["passed"] is True
