@@ -11,6 +11,8 @@ from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.records import Verdict
 from tracehooks.testing import TraceBuilder
 
+NAN = "step 3: nan in m output (forward): 1 nan of 4 elements, float32[4]"
+
 
 def run(path: Path, *, steps: int = 4, fails: bool = False, mean: float = 1.0, commit: str = "a") -> Path:
     """A run whose last step may hold a NaN."""
@@ -29,7 +31,7 @@ def test_a_fix_that_holds(tmp_path: Path) -> None:
     assert found.passed
     assert str(found).splitlines()[:3] == [
         "fix: passed",
-        "yes: Did it fail without the fix? 2 of 2 runs; nonfinite: step 3: nan in m output (forward): 1 nan of 4 elements, float32[4]",
+        f"yes: Did it fail without the fix? 2 of 2 runs; nonfinite: {NAN}",
         "yes: Is the failure gone with it? 2 of 2 runs are healthy",
     ]
     assert found.to_json()["evidence"]["pairs"][1]["after"]["git"] == {"commit": "b"}

@@ -98,6 +98,19 @@ def test_diff_ranks_what_moved(tmp_path: Path, ending: str) -> None:
     assert checkpoint.diff(tmp_path / "a.pt", tmp_path / "a.pt").identical
 
 
+def test_an_optimizers_state_comes_last(tmp_path: Path) -> None:
+    """Moments change more than any weight does; they are told after the weights and are no layers."""
+    state = {"state": {0: {"exp_avg": torch.ones(3), "step": torch.tensor(5.0)}}, "param_groups": []}
+    before = {"model": {"w": torch.ones(3)}, "optimizer": state}
+    after = {"model": {"w": torch.ones(3) * 1.1}, "optimizer": {"state": {0: {"exp_avg": torch.ones(3) * 9,
+             "step": torch.tensor(50.0)}}, "param_groups": []}}  # fmt: skip
+    torch.save(before, tmp_path / "a.pt")
+    torch.save(after, tmp_path / "b.pt")
+    found = checkpoint.diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert found.tensors[0].name == "model.w"
+    assert [layer.name for layer in found.layers] == ["model"]
+
+
 def test_diff_sees_a_transposed_weight(tmp_path: Path) -> None:
     """A square matrix that was transposed is told as such, though its norm and its values are the same."""
     before, after = layers(2), layers(2)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tracehooks.checkpoint.measure import Apart, apart
-from tracehooks.checkpoint.names import prefix, why_missing, why_reshaped
+from tracehooks.checkpoint.names import of_optimizer, prefix, why_missing, why_reshaped
 from tracehooks.checkpoint.opened import Checkpoint, open_checkpoint
 from tracehooks.checkpoint.stored import Kept
 
@@ -72,9 +72,9 @@ class CheckpointDiff:
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], str]]
     """Shapes in a and b, and the likeliest reason."""
     tensors: tuple[TensorChange, ...]
-    """Both have them in one shape; the largest change first."""
+    """Both have them in one shape; the largest change first, an optimizer's state last."""
     layers: tuple[LayerChange, ...]
-    """The largest change first."""
+    """The largest change first; an optimizer's state is left out."""
     prefixes: tuple[str, str] = ("", "")
     """What was taken off the names of a and of b so that they meet."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> CheckpointDiff
         tuple(missing),
         tuple(unexpected),
         reshaped,
-        tuple(sorted(changes, key=lambda change: -_size(change.apart))),
+        tuple(sorted(changes, key=lambda change: (of_optimizer(change.name), -_size(change.apart)))),
         _layers(changes, pairs),
         (before, after),
         {side: why for side, why in reasons.items() if why},
@@ -173,7 +173,8 @@ def _size(found: Apart) -> float:
 def _layers(changes: list[TensorChange], pairs: Mapping[str, tuple[Kept, Kept]]) -> tuple[LayerChange, ...]:
     sums: dict[str, list[float]] = {}
     for change in changes:
-        if pairs[change.name][0].dtype.startswith(("float", "bfloat", "complex")):
+        floating = pairs[change.name][0].dtype.startswith(("float", "bfloat", "complex"))
+        if floating and not of_optimizer(change.name):
             layer = sums.setdefault(change.name.rpartition(".")[0], [0.0, 0.0])
             layer[0] += change.apart.across
             layer[1] += change.apart.square

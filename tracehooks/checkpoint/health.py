@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracehooks.checkpoint.inspection import Inspection, inspect
+from tracehooks.checkpoint.names import of_optimizer
 from tracehooks.checkpoint.opened import Checkpoint, open_checkpoint
 from tracehooks.checkpoint.stored import Stored
 from tracehooks.core.errors import CheckpointError, InvalidOptionError
@@ -202,5 +203,5 @@ def _sizes(path: Path) -> dict[str, float]:
     return {
         tensor.name: tensor.measured.rms
         for tensor in tensors
-        if tensor.measured.rms and len(tensor.shape) > 1 and ".state." not in tensor.name
+        if tensor.measured.rms and len(tensor.shape) > 1 and not of_optimizer(tensor.name)
     }

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tracehooks.checkpoint.measure import Measured, measure
+from tracehooks.checkpoint.names import of_optimizer
 from tracehooks.checkpoint.opened import Checkpoint, open_checkpoint
 from tracehooks.checkpoint.stored import Kept
 from tracehooks.core.records import Severity
@@ -158,11 +159,11 @@ def _family(name: str, tensor: Kept) -> Family:
 
 
 def _families(checkpoint: Checkpoint, measured: Mapping[str, Measured]) -> dict[Family, list[float]]:
-    """The rms of weights of one family. An optimizer's state is left out: its sizes follow the gradients'."""
+    """The rms of weights of one family; an optimizer's state is left out."""
     families: dict[Family, list[float]] = {}
     for name, tensor in checkpoint.tensors.items():
         rms = measured[name].rms
-        if rms and len(tensor.shape) > 1 and tensor.dtype.startswith(("float", "bfloat")) and ".state." not in name:
+        if rms and len(tensor.shape) > 1 and tensor.dtype.startswith(("float", "bfloat")) and not of_optimizer(name):
             families.setdefault(_family(name, tensor), []).append(rms)
     return {family: sizes for family, sizes in families.items() if len(sizes) >= SIBLINGS}
 

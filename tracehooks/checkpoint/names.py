@@ -8,6 +8,11 @@ from collections.abc import Iterable, Mapping
 from tracehooks.checkpoint.opened import Checkpoint
 
 
+def of_optimizer(name: str) -> bool:
+    """Whether a tensor belongs to an optimizer's state, whose sizes follow the gradients'."""
+    return ".state." in name or name.startswith("state.")
+
+
 def prefix(a: Iterable[str], b: Iterable[str]) -> tuple[str, str]:
     """What stands before the names of a, and of b, and keeps them from meeting; two empty texts where nothing does.
 
