@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ from tracehooks.analysis.align import Alignment
 from tracehooks.analysis.compare import ESTIMATES, STATUSES, Comparison
 from tracehooks.analysis.divergence import Compared, merged
 from tracehooks.analysis.window import KEY, Vocabulary, Window
+
+_NUMBERS = ("seq_a", "seq_b", "status", "difference", "tolerance", *ESTIMATES)
 
 
 def columns_of(compared: Compared, *, by_rank: bool) -> dict[str, Any]:
@@ -39,33 +40,42 @@ def _judged(a: Window, b: Window, pairs: Alignment, judged: Comparison) -> dict[
 
 
 def table_of(parts: list[dict[str, Any]], vocabulary: Vocabulary) -> tuple[pa.Table, dict[str, int]]:
-    """The windows' columns as the rows of a diff, and how many there are by status."""
-    names = (*KEY, "seq_a", "seq_b", "status", "difference", "tolerance", *ESTIMATES)
-    whole = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0, np.int32) for name in names}
-    counts = np.bincount(whole["status"].astype(np.int64), minlength=len(STATUSES)).tolist()
-    scalar = whole["phase"] == vocabulary.code("scalar")
+    """The windows' columns as the rows of a diff, and how many there are by status. Empties ``parts`` on the way: the
+    rows of a long run are not to be in memory twice."""
+    counts = np.zeros(len(STATUSES), np.int64)
+    scalar, names = vocabulary.code("scalar"), pa.array(vocabulary.names, pa.string())
+    tables = [_window_table({}, names, scalar)]
+    while parts:
+        part = parts.pop(0)
+        counts += np.bincount(part["status"], minlength=len(STATUSES))
+        tables.append(_window_table(part, names, scalar))
+    return pa.concat_tables(tables), dict(zip(STATUSES, counts.tolist(), strict=True))
+
+
+def _window_table(part: dict[str, Any], names: pa.Array, scalar: int) -> pa.Table:
+    whole = part or {name: np.empty(0, np.int32) for name in (*KEY, *_NUMBERS)}
     columns = {
         "step": pa.array(whole["step"], pa.int64()),
         "micro": pa.array(whole["micro"], pa.int32()),
-        "phase": _named(whole["phase"], vocabulary.names),
-        "module": _named(whole["module"], vocabulary.names, null=scalar),
-        "slot": _named(whole["slot"], vocabulary.names),
+        "phase": _named(whole["phase"], names),
+        "module": _named(whole["module"], names, null=whole["phase"] == scalar),
+        "slot": _named(whole["slot"], names),
         "call": pa.array(whole["call"], pa.int32()),
         "recompute": pa.array(whole["recompute"].astype(bool)),
         "rank": pa.array(whole["rank"], pa.int32(), mask=whole["rank"] < 0),
         "seq_a": pa.array(whole["seq_a"], pa.int64(), mask=whole["seq_a"] < 0),
         "seq_b": pa.array(whole["seq_b"], pa.int64(), mask=whole["seq_b"] < 0),
-        "status": _named(whole["status"].astype(np.int32), STATUSES),
+        "status": _named(whole["status"].astype(np.int32), pa.array(STATUSES, pa.string())),
     }
-    columns |= {name: _nullable(whole[name]) for name in ("difference", "tolerance", *ESTIMATES)}
-    return pa.table(columns), dict(zip(STATUSES, counts, strict=True))
+    for name in ("difference", "tolerance"):
+        columns[name] = _nullable(whole[name].astype(np.float64, copy=False))
+    return pa.table(columns | {name: _nullable(whole[name].astype(np.float32, copy=False)) for name in ESTIMATES})
 
 
 def _nullable(numbers: Any) -> pa.Array:
     """NaN becomes null."""
-    plain = numbers if numbers.dtype.kind == "f" else numbers.astype(float)  # no rows at all
-    return pa.array(plain, mask=np.isnan(plain))
+    return pa.array(numbers, mask=np.isnan(numbers))
 
 
-def _named(codes: Any, names: Sequence[str], null: Any = None) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32(), mask=null), pa.array(names, pa.string()))
+def _named(codes: Any, names: pa.Array, null: Any = None) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32(), mask=null), names)

@@ -29,11 +29,11 @@ class Side:
         """Makes its module paths those of the other side; set it before reading windows."""
         self._vocabulary = vocabulary
         self._trace = Trace(run, vocabulary, lambda path: self.named(path))
-        self._modules = self._trace.modules()
+        seen = self._trace.overview()
+        self.tensor_steps, self.rows, self.ranks = seen.steps, seen.rows, seen.ranks
+        self._modules = seen.modules
         self._scalars = read_scalars(run, vocabulary)
-        self.tensor_steps, self.rows = self._trace.steps()
         self.steps = np.union1d(self.tensor_steps, self._scalars.window.columns["step"])
-        self.ranks = self._trace.ranks()
         self.model: Mapping[str, Any] = run.info.get("model") or {}
 
     def window(self, steps: Ints, recorded: Ints, *, replicated: bool = False) -> tuple[Window, Scalars]:

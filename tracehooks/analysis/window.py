@@ -107,6 +107,19 @@ class Window:
         return columns
 
 
+@dataclass(frozen=True)
+class Overview:
+    """What a tensors table holds."""
+
+    steps: Ints
+    """Those that have rows, ascending."""
+    rows: Ints
+    """How many rows each has."""
+    modules: list[str]
+    """Paths as recorded."""
+    ranks: list[int]
+
+
 class Trace:
     """The tensors table of one run, read a window at a time. Any of its reads may raise at a damaged page."""
 
@@ -115,15 +128,23 @@ class Trace:
         self._rename = rename
         self._dataset = run.dataset("tensors")
 
-    def steps(self) -> tuple[Ints, Ints]:
-        """The steps that have rows, ascending, and how many rows each has."""
-        steps = self._table(["step"], None)["step"].to_numpy()
-        return np.unique(steps, return_counts=True)
-
-    def modules(self) -> list[str]:
-        """The module paths as recorded."""
-        column = self._table(["module"], None)["module"]
-        return sorted(name for name in pc.unique(column).to_pylist() if name is not None)
+    def overview(self) -> Overview:
+        """What there is, in one pass over the table that holds little of it."""
+        rows: dict[int, int] = {}
+        modules: set[str] = set()
+        ranks: set[int] = set()
+        for batch in self._dataset.to_batches(columns=["step", "module", "rank"]):
+            if not len(batch):
+                continue
+            steps = batch["step"].to_numpy()
+            starts = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
+            for step, count in zip(steps[starts].tolist(), np.diff(starts, append=len(steps)).tolist(), strict=True):
+                rows[step] = rows.get(step, 0) + count
+            modules.update(pc.unique(batch["module"]).to_pylist())
+            ranks.update(pc.unique(batch["rank"]).to_pylist())
+        recorded = sorted(rows)
+        counts = np.array([rows[step] for step in recorded], np.int64)
+        return Overview(np.array(recorded, np.int64), counts, sorted(modules), sorted(ranks))
 
     def looks(self, steps: Ints) -> list[tuple[str, tuple[Any, ...]]]:
         """Path, and class with the shapes of outputs, parameters and buffers, of each module that has rows in these
@@ -136,10 +157,6 @@ class Trace:
                 kind = found.setdefault(row["module"], (row["type"], set()))
                 kind[1].add((row["phase"], row["slot"], tuple(row["shape"] or ())))
         return [(path, (kind, frozenset(shapes))) for path, (kind, shapes) in found.items()]
-
-    def ranks(self) -> list[int]:
-        """The ranks that have rows."""
-        return sorted(pc.unique(self._table(["rank"], None)["rank"]).to_pylist())
 
     def window(self, chosen: pa_dataset.Expression | None) -> Window:
         """The rows that a condition on ``step`` selects (None: all), in execution order: by step, seq and rank."""
