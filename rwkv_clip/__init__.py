@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rwkv_clip.config import ModelConfig, load_model_configs
     from rwkv_clip.errors import InputError
     from rwkv_clip.loss import ClipLoss
-    from rwkv_clip.speed import SpeedCallBack
+    from rwkv_clip.training.speed import SpeedCallBack
     from rwkv_clip.wkv import wkv6_bidirectional
 
 __all__ = [
@@ -47,7 +47,7 @@ def _home(name: str) -> str:
         case "ClipLoss":
             return "loss"
         case "SpeedCallBack":
-            return "speed"
+            return "training.speed"
         case _:
             return "wkv"
 

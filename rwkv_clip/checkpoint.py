@@ -6,23 +6,23 @@ import os
 import pickle
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rwkv_clip.errors import InputError
 
-__all__ = ["checkpoint_path", "load_model_weight", "save_atomically", "save_model", "unwrap_model"]
+__all__ = ["checkpoint_path", "load_model_weight", "read_file", "save_atomically", "unwrap_model", "write_atomically"]
 
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 SHOWN = 4
 
 
-def checkpoint_path(output: str | Path, epoch: int) -> Path:
+def checkpoint_path(output: str | Path, epoch: int | str) -> Path:
     """Return where the model state of an epoch (counted from 0) lies: ``<output>/RWKV_CLIP_model_<epoch>.pt``."""
     return Path(output) / f"RWKV_CLIP_model_{epoch}.pt"
 
@@ -34,20 +34,18 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     return model if inner is None else unwrap_model(inner)
 
 
-def save_model(model: nn.Module, output: str | Path, epoch: int) -> Path:
-    """Write the raw state dict of the unwrapped model as the checkpoint of ``epoch`` and return its path."""
-    path = checkpoint_path(output, epoch)
-    save_atomically(unwrap_model(model).state_dict(), path)
-    return path
-
-
 def save_atomically(value: object, path: Path) -> None:
-    """``torch.save`` to a temporary file beside ``path``, flush it to disk, then rename: all of it or nothing."""
+    """``torch.save``, but all of it or nothing."""
+    write_atomically(path, lambda file: torch.save(value, file))
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, flush it to disk, then rename it: all of it or nothing."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save(value, file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())
@@ -94,18 +92,27 @@ def load_model_weight(model: Model, path: str | Path) -> Model:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    state = read_file(path)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"checkpoint {path} holds no state dict of tensors, but {_describe(state)}")
+    return state
+
+
+def read_file(path: Path) -> Any:
+    """Read what :func:`save_atomically` wrote: tensors and plain values, on the CPU; no code from the file is run.
+
+    Raises:
+        InputError: when there is no such file, or it is cut short or of another kind.
+    """
     if not path.is_file():
         raise InputError(f"no checkpoint {path}: no such file")
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"checkpoint {path} cannot be read, it may be cut short or of another kind: {reason}"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise InputError(f"checkpoint {path} holds no state dict of tensors, but {_describe(state)}")
-    return state
 
 
 def _describe(value: object) -> str:

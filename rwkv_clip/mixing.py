@@ -75,7 +75,8 @@ class TimeMix(nn.Module):
             rearrange(x, "b t (h n) -> b t h n", h=self.heads)
             for x in (self.receptance(x_r), self.key(x_k), self.value(x_v), w)
         )
-        y = wkv6_bidirectional(r, k, v, w, self.time_faaaa, self.engine)
+        with torch.autocast(x_BTD.device.type, enabled=False):  # the operator itself chooses what it computes in
+            y = wkv6_bidirectional(r, k, v, w, self.time_faaaa, self.engine)
         positions = x_BTD.shape[0]
         y = self.ln_x(rearrange(y, "b t h n -> (b t) (h n)"))
         mixed: Tensor = self.output(rearrange(y, "(b t) d -> b t d", b=positions) * gate)

@@ -10,6 +10,7 @@ import html
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -19,9 +20,29 @@ from torch import Tensor
 
 from rwkv_clip.errors import InputError
 
-__all__ = ["BytePairTokenizer", "Tokenizer", "WordTokenizer"]
+__all__ = ["BytePairTokenizer", "Tokenizer", "WordTokenizer", "find_vocabulary"]
 
 PAD = 0
+VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
+PACKAGES_WITH_VOCABULARY = ("clip", "open_clip")
+
+
+def find_vocabulary() -> Path:
+    """Return the file of CLIP's byte-pair merges that an installed package ships; the package is not imported.
+
+    Raises:
+        InputError: when none is installed.
+    """
+    for package in PACKAGES_WITH_VOCABULARY:
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            path = Path(folder) / VOCABULARY
+            if path.is_file():
+                return path
+    raise InputError(
+        f"no byte-pair vocabulary: give a path to {VOCABULARY} (--vocabulary), or pip install a package that has it, "
+        "open-clip-torch or openai-clip"
+    )
 
 
 class Tokenizer(Protocol):

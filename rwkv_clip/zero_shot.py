@@ -1,11 +1,16 @@
 """Zero-shot classification: the class whose captions are nearest to the image.
 
+``python -m rwkv_clip.zero_shot CHECKPOINT --data images.csv --classes classes.json``.
 Legend: B images, K classes, D channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from einops import rearrange, reduce
@@ -13,9 +18,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from rwkv_clip.clip import RWKVCLIP
+from rwkv_clip.data.digits import CAPTION_TEMPLATES, DIGIT_NAMES
+from rwkv_clip.data.loading import Batch, in_order
+from rwkv_clip.data.pairs import NO_LABEL
+from rwkv_clip.errors import InputError
+from rwkv_clip.evaluation import evaluating, evaluation_parser, open_held_out, report_broken, reporting
 from rwkv_clip.tokenizer import Tokenizer
 
-__all__ = ["class_embeddings", "zero_shot_accuracy", "zero_shot_logits"]
+__all__ = ["class_embeddings", "main", "zero_shot_accuracy", "zero_shot_logits"]
 
 
 @torch.no_grad()
@@ -57,3 +67,63 @@ def zero_shot_accuracy(model: RWKVCLIP, classes_KD: Tensor, batches: Iterable[tu
         right += int((predicted == label_B.to(predicted.device)).sum())
         seen += len(label_B)
     return right / seen if seen else float("nan")
+
+
+class _Classes(NamedTuple):
+    names: Sequence[str]
+    templates: Sequence[str]
+
+
+def _read_classes(path: Path | None, data: str) -> _Classes:
+    if path is None:
+        if data != "digits":
+            raise InputError("--classes is needed: a JSON file with classes, and templates with {} for the name")
+        return _Classes(DIGIT_NAMES, CAPTION_TEMPLATES)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names, templates = found["classes"], found.get("templates", ["a photo of a {}"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f'--classes {path}: expected JSON {{"classes": [...], "templates": [...]}}: {error}'
+        ) from error
+    if not names or not templates or not all("{}" in template for template in templates):
+        raise InputError(f"--classes {path}: needs classes, and templates that each hold {{}} for the name")
+    return _Classes(names, templates)
+
+
+def _labelled(
+    batches: Iterable[Batch], count: int, device: torch.device, policy: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and classes of the batches, on the device, without those that cannot be read."""
+    for batch in batches:
+        report_broken(batch.broken, policy)
+        image, label = batch.image[batch.whole], batch.label[batch.whole]
+        if len(label) and not (int(label.min()) > NO_LABEL and int(label.max()) < count):
+            raise InputError(
+                f"the data's labels must be 0 to {count - 1}, the classes' places; a column label holds them"
+            )
+        yield image.to(device), label
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0, or 2 with one message on stderr for input that does not fit."""
+    parser = evaluation_parser("zero_shot", "Zero-shot accuracy of a checkpoint on labelled images.")
+    parser.add_argument("--classes", type=Path, help="JSON file with classes and templates; the digits have their own")
+    args = parser.parse_args(argv)
+
+    def work() -> int:
+        names, templates = _read_classes(args.classes, args.data)
+        with evaluating(args) as model:
+            pairs = open_held_out(args, model.config)
+            classes = class_embeddings(model, pairs.tokenizer, names, templates)
+            batches = in_order(pairs, args.batch_size, workers=args.workers)
+            labelled = _labelled(batches, len(names), classes.device, args.on_broken)
+            accuracy = zero_shot_accuracy(model, classes, labelled)
+        print(f"zero-shot accuracy on {len(pairs)} images of {len(names)} classes: {accuracy:.1%}")
+        return 0
+
+    return reporting("zero_shot", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import shlex
 import subprocess
 import sys
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 
 import rwkv_clip
 from rwkv_clip import ModelConfig, load_model_configs
 from rwkv_clip.clip import RWKVCLIP
+from rwkv_clip.data.digits import DIGIT_NAMES
 
 ORACLE = Path(__file__).parent / "oracle"
 WEIGHT_SEED, INPUT_SEED = 20240611, 20240612
@@ -155,3 +163,34 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=120)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 real digits as image files of several sizes, a manifest of them with two captions each, and a tar shard."""
+    folder = tmp_path_factory.mktemp("pictures")
+    digits = load_digits()
+    rows = []
+    for i in range(24):
+        image = Image.fromarray((digits.images[i] * 255 / 16).astype(np.uint8)).resize((12 + i % 5, 14 - i % 3))
+        image.save(folder / f"{i:03}.png")
+        name = DIGIT_NAMES[digits.target[i]]
+        rows.append((f"{i:03}.png", f"picture {i} of the digit {name}", f"a {name}", int(digits.target[i])))
+    table = pa.table(dict(zip(("image", "caption", "caption_short", "label"), zip(*rows, strict=True), strict=True)))
+    pyarrow.csv.write_csv(table, folder / "pairs.csv")
+    pyarrow.parquet.write_table(table, folder / "pairs.parquet")
+    with tarfile.open(folder / "pairs-000.tar", "w") as shard:
+        for image, caption, _, label in rows:
+            key = Path(image).stem
+            shard.add(folder / image, f"{key}.png")
+            for suffix, text in (("txt", caption), ("cls", str(label))):
+                member = tarfile.TarInfo(f"{key}.{suffix}")
+                member.size = len(text)
+                shard.addfile(member, io.BytesIO(text.encode()))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def picture_flags(pictures: Path) -> list[str]:
+    """Flags, after the small ones, of a run on the manifest: its vocabulary is CLIP's."""
+    return shlex.split(f"--data {pictures / 'pairs.csv'} --vocab-size 49408 --ctx-len 12 --batch-size 8")

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import normalize
 
 from rwkv_clip import create_RWKV_Model
-from rwkv_clip.data import CAPTION_TEMPLATES, DIGIT_NAMES, digit_tokenizer
+from rwkv_clip.data.digits import CAPTION_TEMPLATES, DIGIT_NAMES, digit_tokenizer
 from rwkv_clip.zero_shot import class_embeddings, zero_shot_accuracy, zero_shot_logits
 
 

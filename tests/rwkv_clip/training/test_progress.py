@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from rwkv_clip.progress import show
+from rwkv_clip.training.progress import show
 
 
 class Terminal(io.StringIO):
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 def shown(stream, log):
-    with show(log, 3, stream) as display:
+    with show(log, 3, stream=stream) as display:
         for step in range(3):
             display.line(f"step [{step}] " + "x" * 200)
             display.advance(f"loss {step}")

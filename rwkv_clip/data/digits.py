@@ -1,4 +1,4 @@
-"""Image-text pairs. ``digits``: scikit-learn's handwritten digits with captions made from templates.
+"""The embedded data set: scikit-learn's handwritten digits with captions made from templates.
 
 Legend: S image side in pixels, T tokens of a caption, n images.
 """
@@ -6,7 +6,6 @@ Legend: S image side in pixels, T tokens of a caption, n images.
 from __future__ import annotations
 
 import random
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,14 +14,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from rwkv_clip.config import ModelConfig
-from rwkv_clip.errors import InputError, nearest
+from rwkv_clip.data.pairs import Sample, Split
+from rwkv_clip.errors import InputError
 from rwkv_clip.tokenizer import Tokenizer, WordTokenizer
 
-__all__ = ["CAPTION_TEMPLATES", "DATA_SETS", "DIGIT_NAMES", "DigitPairs", "digit_tokenizer", "open_pairs"]
+__all__ = ["CAPTION_TEMPLATES", "DIGIT_NAMES", "DigitPairs", "digit_tokenizer"]
 
-Split = Literal["train", "held-out"]
-
-DATA_SETS = ("digits",)
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CAPTION_TEMPLATES = (
     "a handwritten {}",
@@ -43,7 +40,7 @@ def digit_tokenizer() -> WordTokenizer:
     return WordTokenizer(word for caption in captions for word in caption.split())
 
 
-class DigitPairs(Dataset[tuple[Tensor, Tensor, int]]):
+class DigitPairs(Dataset[Sample]):
     """The 1797 real 8x8 digits of ``sklearn.datasets.load_digits``, a fifth of them held out, each with a caption.
 
     Items are (image (3, S, S) float32 with mean about 0 and deviation about 1, tokens (T,) int64, digit 0..9), where
@@ -70,6 +67,7 @@ class DigitPairs(Dataset[tuple[Tensor, Tensor, int]]):
                 for template in CAPTION_TEMPLATES
             ]
         )
+        self.problems: list[str] = []
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -79,10 +77,14 @@ class DigitPairs(Dataset[tuple[Tensor, Tensor, int]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+    def captions(self, index: int) -> list[str]:
+        """Every template filled with the digit's name."""
+        return [template.format(DIGIT_NAMES[self.labels[index]]) for template in CAPTION_TEMPLATES]
+
+    def __getitem__(self, index: int) -> Sample:
         label = self.labels[index]
         template = random.Random(f"{self.seed}/{self.epoch}/{index}").randrange(len(CAPTION_TEMPLATES))
-        return self.images[index], self.tokens[template, label], label
+        return Sample(self.images[index], self.tokens[template, label], label)
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -100,16 +102,3 @@ def _prepare(images_nhw: np.ndarray, side: int) -> Tensor:
     resized = torch.nn.functional.interpolate(grey, (side, side), mode="bilinear", align_corners=False)
     mean, deviation = 0.3053, 0.3760  # of all 1797 digits, before resizing
     return repeat((resized - mean) / deviation, "n 1 y x -> n c y x", c=3).contiguous()
-
-
-def open_pairs(
-    name: str, config: ModelConfig, split: Split = "train", *, seed: int = 0, limit: int | None = None
-) -> DigitPairs:
-    """Open a data set by name; ``limit`` keeps only its first pairs.
-
-    Raises:
-        InputError: for an unknown name, or a model that the data does not fit.
-    """
-    if name != "digits":
-        raise InputError(f"unknown data set {name!r}{nearest(name, DATA_SETS)}")
-    return DigitPairs(config, split, seed=seed, limit=limit)

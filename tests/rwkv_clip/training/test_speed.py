@@ -22,12 +22,12 @@ class Clock:
         return self.now
 
 
-def run(steps: int, *, frequent: int = 2, world_size: int = 1, pause: float = 0.0):
+def run(steps: int, *, frequent: int = 2, pause: float = 0.0, **options):
     """Half a second a step, batches of 8; returns the lines and the intervals."""
     lines, clock = io.StringIO(), Clock()
     logger = logging.Logger("test")
     logger.addHandler(logging.StreamHandler(lines))
-    speed = SpeedCallBack(frequent, 7206, 8, world_size=world_size, logger=logger, clock=clock)
+    speed = SpeedCallBack(frequent, 7206, 8, logger=logger, clock=clock, **options)
     intervals = []
     for step in range(1, steps + 1):
         clock.now += 0.5
@@ -44,7 +44,8 @@ def test_the_first_interval_has_a_line():
     """The first line comes after the first interval, with its speed, mean loss, rate and the time to go."""
     lines, _ = run(3)
     assert lines == [
-        "rank:16 total:16 lr:[0.00100000] step:2/7206 loss:1.5000 grad_norm:9.000 scale:14.30 required:1.0 hours"
+        "rank:16 total:16 lr:[0.00100000] step:2/7206 amp:1 skipped:0 loss:1.5000 grad_norm:9.000 "
+        "scale:14.30 required:1.0 hours"
     ]
 
 
@@ -56,10 +57,33 @@ def test_each_interval_counts_for_itself():
     ]  # fmt: skip
 
 
-def test_total_is_the_sum_over_ranks():
-    """The total is the rank's own speed times the number of ranks."""
-    (line,), _ = run(2, world_size=4)
-    assert line.startswith("rank:16 total:64 ")
+def test_every_ranks_own_speed_is_shown():
+    """With several ranks the line has each one's speed, the loss is their mean, and the total is by the clock."""
+    (line,), (_, interval) = run(2, gather=lambda own: [own, (4.0, own[1] + 1)])
+    assert line.startswith("rank:16 total:32 ranks:[16 4] lr:")
+    assert interval.ranks == [16.0, 4.0]
+    assert interval.loss == 2.0
+
+
+def test_waiting_for_others_is_not_a_ranks_own_slowness():
+    """A rank that waits half its time for another is twice as fast by itself; the total stays."""
+    lines, clock = io.StringIO(), Clock()
+    logger = logging.Logger("test")
+    logger.addHandler(logging.StreamHandler(lines))
+    speed = SpeedCallBack(1, 10, 8, gather=lambda own: [own, (8.0, 0.0)], logger=logger, clock=clock)
+    clock.now += 1.0
+    zero = torch.zeros(())
+    speed(1, loss=zero, grad_norm=zero, learning_rate=1e-3, scale=zero, waited=0.5)
+    assert lines.getvalue().startswith("rank:16 total:16 ranks:[16 8]")
+
+
+def test_skipped_steps_are_counted():
+    """Skipped steps are counted over the whole run, those before a resume too, and their infinite norm is left out."""
+    speed = SpeedCallBack(2, 10, 8, skipped=3, logger=logging.Logger("test"))
+    step = {"loss": torch.ones(()), "learning_rate": 1e-3, "scale": torch.ones(())}
+    assert speed(1, grad_norm=torch.tensor(torch.inf), skipped=True, **step) is None
+    interval = speed(2, grad_norm=torch.tensor(2.0), **step)
+    assert (interval.skipped, interval.grad_norm) == (4, 2.0)
 
 
 def test_pauses_do_not_slow_the_speed():

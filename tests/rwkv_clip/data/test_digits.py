@@ -9,7 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from rwkv_clip import InputError, load_model_configs
-from rwkv_clip.data import CAPTION_TEMPLATES, DIGIT_NAMES, DigitPairs, digit_tokenizer, open_pairs
+from rwkv_clip.data import open_pairs
+from rwkv_clip.data.digits import CAPTION_TEMPLATES, DIGIT_NAMES, DigitPairs, digit_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +20,11 @@ def pairs():
 
 def test_shapes_and_dtypes(pairs):
     """An item is a float32 image of the model's size, int64 tokens of its length, and the digit."""
-    image, tokens, label = pairs[0]
+    image, tokens, label, broken = pairs[0]
     assert (image.shape, image.dtype) == ((3, 16, 16), torch.float32)
     assert (tokens.shape, tokens.dtype) == ((12,), torch.int64)
     assert label in range(10)
+    assert broken == ()
 
 
 def test_images_are_the_real_ones(small_config):
@@ -59,7 +61,7 @@ def test_captions_name_the_digit(pairs):
     tokenizer = digit_tokenizer()
     used = set()
     for index in range(200):
-        _, tokens, label = pairs[index]
+        _, tokens, label, _ = pairs[index]
         options = tokenizer([template.format(DIGIT_NAMES[label]) for template in CAPTION_TEMPLATES], 12)
         matches = [i for i, option in enumerate(options) if torch.equal(option, tokens)]
         assert len(matches) == 1
@@ -99,7 +101,7 @@ def test_limit_keeps_the_first_pairs(pairs, small_config):
 
 def test_what_does_not_fit_is_named(small_config):
     """An unknown data set, and a model with too few token ids, are errors that say so."""
-    with pytest.raises(InputError, match=r"unknown data set 'digit'; did you mean 'digits'\?"):
+    with pytest.raises(InputError, match="no data 'digit': expected digits, a manifest"):
         open_pairs("digit", small_config)
     with pytest.raises(InputError, match=r"vocab_size 20: digits needs at least \d+"):
         open_pairs("digits", dataclasses.replace(small_config, vocab_size=20))

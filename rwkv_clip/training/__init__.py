@@ -1,0 +1,1 @@
+"""What a training run is made of, one matter a file; ``rwkv_clip.train`` puts them together."""
