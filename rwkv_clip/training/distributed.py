@@ -178,7 +178,8 @@ def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     # Asked for the state of an optimiser that has not stepped, torch lets it step, which would count as one.
     if not optimizer.state:
         return {}
-    return cast(dict[str, Any], get_optimizer_state_dict(unwrap_model(model), optimizer, options=_whole())["state"])
+    whole = get_optimizer_state_dict(unwrap_model(model), optimizer, options=_whole())
+    return cast(dict[str, Any], whole.get("state", {}))
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -79,5 +79,8 @@ def show(
     try:
         with Progress(*columns, note, console=output, transient=True, disable=not bar) as progress:
             yield Display(logger, progress, total, done)
+    except Exception:
+        logger.exception("the run failed")  # stderr may be shared by many ranks, or lost
+        raise
     finally:
         file.close()
