@@ -91,7 +91,8 @@ def load_steps(pairs: Pairs, plan: Plan, epoch: int, *, start: int = 0, workers:
     What a sample is made of follows from its seed, epoch and index alone, so the number of workers changes nothing.
     """
     pairs.set_epoch(epoch)
-    generator = torch.Generator().manual_seed((plan.seed << 20) + epoch + plan.rank)  # of the workers' own seeds
+    # Of the workers' own seeds; what our data sets draw does not depend on them.
+    generator = torch.Generator().manual_seed(((plan.seed << 20) + epoch) * plan.world + plan.rank)
     rows = _Rows(plan.indices(epoch, start))
     loader: DataLoader[Sample] = DataLoader(
         pairs,  # type: ignore[arg-type]  # a Dataset by its methods

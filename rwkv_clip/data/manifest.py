@@ -59,12 +59,23 @@ class ManifestSource:
         try:
             if self.path.suffix == ".parquet":
                 return pyarrow.parquet.read_table(self.path)
-            parse = pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=self._note_row)
-            convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
-            read = pyarrow.csv.ReadOptions(use_threads=False)  # with threads, rows that do not parse have no number
-            return pyarrow.csv.read_csv(self.path, read_options=read, parse_options=parse, convert_options=convert)
+            return self._csv()
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"cannot read the manifest {self.path}: {error}") from error
+
+    def _csv(self) -> pa.Table:
+        """All columns as text, so that a caption such as 007 or NA stays what it is."""
+        skip = pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=lambda _: "skip")
+        with pyarrow.csv.open_csv(self.path, parse_options=skip) as reader:
+            names = reader.schema.names
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        parse = pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=self._note_row)
+        read = pyarrow.csv.ReadOptions(use_threads=False)  # with threads, rows that do not parse have no number
+        return pyarrow.csv.read_csv(self.path, read_options=read, parse_options=parse, convert_options=convert)
 
     def _note_row(self, row: Any) -> str:
         self.problems.append(f"{self.path} line {row.number}: {row.actual_columns} columns, not {row.expected_columns}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from rwkv_clip import create_RWKV_Model
+from rwkv_clip import create_RWKV_Model, train, zero_shot
 from rwkv_clip.data.digits import CAPTION_TEMPLATES, DIGIT_NAMES, digit_tokenizer
 from rwkv_clip.zero_shot import class_embeddings, zero_shot_accuracy, zero_shot_logits
 
@@ -53,3 +55,55 @@ def test_accuracy_counts_right_answers(model):
     label = torch.tensor([0, 1, 2, 3, 0, 0])
     assert zero_shot_accuracy(model, classes, [(image[:5], label[:5]), (image[5:], label[5:])]) == pytest.approx(4 / 6)
     assert math.isnan(zero_shot_accuracy(model, classes, []))
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory, small_flags):
+    """A run of one epoch on the digits, and the accuracy it printed."""
+    output = tmp_path_factory.mktemp("zero_shot") / "run"
+    assert train.main([*small_flags, "--epochs", "1", "--output", str(output)]) == 0
+    accuracy = re.search(r"zero-shot-accuracy:(\S+)", (output / "training.log").read_text())[1]
+    return output / "RWKV_CLIP_model_0.pt", accuracy
+
+
+def test_the_command_finds_what_training_found(digits_run, capsys):
+    """From a checkpoint alone it prints the accuracy that the run had at that epoch."""
+    path, accuracy = digits_run
+    assert zero_shot.main([str(path)]) == 0
+    assert capsys.readouterr().out == f"zero-shot accuracy on 359 images of 10 classes: {accuracy}\n"
+
+
+@pytest.fixture(scope="module")
+def pictures_run(tmp_path_factory, small_flags, picture_flags):
+    """The checkpoint of a run of one epoch on the manifest."""
+    output = tmp_path_factory.mktemp("zero_shot") / "run"
+    assert train.main([*small_flags, *picture_flags, "--epochs", "1", "--output", str(output)]) == 0
+    return str(output / "RWKV_CLIP_model_0.pt")
+
+
+def classes(folder, **content):
+    path = folder / "classes.json"
+    path.write_text(json.dumps(content))
+    return ["--classes", str(path)]
+
+
+def test_the_command_takes_any_labelled_data(pictures_run, pictures, tmp_path, capsys):
+    """With a file of classes it classifies a manifest or a shard by its labels."""
+    flags = classes(tmp_path, classes=DIGIT_NAMES, templates=["a {}"])
+    for data in ("pairs.parquet", "pairs-000.tar"):
+        assert zero_shot.main([pictures_run, "--data", str(pictures / data), *flags]) == 0
+        assert re.match(r"zero-shot accuracy on 24 images of 10 classes: \d+\.\d%", capsys.readouterr().out)
+
+
+def test_classes_that_do_not_fit_are_explained(pictures_run, pictures, tmp_path, capsys):
+    """No file of classes, a malformed one, templates without a place for the name, and labels without class are errors."""
+    data = ["--data", str(pictures / "pairs.csv")]
+    for content, message in (
+        (None, "--classes is needed"),
+        ({"names": ["a"]}, "expected JSON"),
+        ({"classes": ["a"], "templates": ["photo"]}, "templates that each hold {} for the name"),
+        ({"classes": ["a", "b"]}, "labels must be 0 to 1"),
+    ):
+        flags = [] if content is None else classes(tmp_path, **content)
+        assert zero_shot.main([pictures_run, *data, *flags]) == 2
+        assert message in capsys.readouterr().err
