@@ -425,4 +425,4 @@ def test_names() -> None:
     """The kernel of a device is named, on the CPU with its instruction set."""
     assert KERNEL is not None
     assert stats.kernel_name("cpu") == stats.kernel_name(torch.device("cpu")) == f"native {KERNEL.levels[-1]}"
-    assert stats.kernel_name("cuda:1") == stats.kernel_name("meta") == "reference"
+    assert stats.kernel_name("meta") == "reference"

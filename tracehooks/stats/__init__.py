@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tracehooks.stats import cpu, reference
+from tracehooks.stats import cpu, gpu, reference
 from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, unpack
 from tracehooks.stats.plain import plain
 
@@ -47,6 +47,10 @@ def summarize(x: Tensor, spec: Spec, out: Tensor | None = None) -> Tensor:
         row = cpu.summarize(x, spec, out)
         if row is not None:
             return row
+    elif x.is_cuda and (out is None or out.device == x.device):
+        row = torch.empty(spec.width, dtype=torch.int64, device=x.device) if out is None else out
+        if gpu.summarize(x, spec, row):
+            return row
     with torch.no_grad():
         row = reference.summarize(plain(x), spec)
         return row if out is None else out.copy_(row)
@@ -65,7 +69,8 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> Tensor
     """
     if not (out.shape == (len(tensors), spec.width) and out.dtype is torch.int64 and out.is_contiguous()):
         raise ValueError(f"out must be a contiguous int64 tensor of shape ({len(tensors)}, {spec.width})")
-    for i in cpu.summarize_many(tensors, spec, out) if out.is_cpu else range(len(tensors)):
+    kernel = cpu if out.is_cpu else gpu if out.is_cuda else None
+    for i in range(len(tensors)) if kernel is None else kernel.summarize_many(tensors, spec, out):
         summarize(tensors[i], spec, out[i])
     return out
 
@@ -95,6 +100,9 @@ def fingerprints(x: Tensor) -> Tensor:
 
 
 def kernel_name(device: torch.device | str) -> str:
-    """What measures the tensors of a device: ``native`` and an instruction set, or ``reference``."""
-    kernel = cpu.library() if torch.device(device).type == "cpu" else None
+    """What measures the tensors of a device: ``native`` and an instruction set, ``triton``, or ``reference``."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return "reference" if gpu.kernels(device) is None else "triton"
+    kernel = cpu.library() if device.type == "cpu" else None
     return "reference" if kernel is None else f"native {kernel.levels[-1]}"

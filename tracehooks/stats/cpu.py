@@ -22,10 +22,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from tracehooks.stats.layout import INTEGERS, Spec
-from tracehooks.stats.plain import plain
+from tracehooks.stats.plain import address, has_memory, plain
 
 ABI = 4
 PROCESS = os.getpid()
@@ -170,7 +169,7 @@ def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = 
         out = torch.empty(spec.width, dtype=torch.int64, device="cpu")
         if level == BEST and measured(x, spec, out):
             return out
-    data = _address(x)
+    data = address(x, DTYPES)
     if data is None:
         return _converted(x, spec, out, level)
     count = x.numel()
@@ -195,7 +194,7 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[i
     requests, others, total = array("q"), [], 0
     row, stride, threads, flags = out.data_ptr(), out.stride(0) * out.itemsize, torch.get_num_threads(), spec.flags << 8
     for i, x in enumerate(tensors):
-        data = _address(x) if x.is_cpu else None
+        data = address(x, DTYPES) if x.is_cpu else None
         if data is None:
             others.append(i)
             continue
@@ -205,8 +204,8 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[i
         requests.extend((data, count, options, row + i * stride))
         total += size
     call = kernel.brief_many if total <= BRIEF else kernel.summarize_many
-    address, words = requests.buffer_info()
-    if call(MANY_REQUEST.pack(address, words // 4, threads if total >= PARALLEL else 1)):
+    start, words = requests.buffer_info()
+    if call(MANY_REQUEST.pack(start, words // 4, threads if total >= PARALLEL else 1)):
         return list(range(len(tensors)))
     return others
 
@@ -219,7 +218,7 @@ def nonfinite(tensors: Sequence[Tensor], *, level: int = BEST) -> tuple[int, lis
     requests, others, total = array("q"), [], 0
     threads = torch.get_num_threads()
     for x in tensors:
-        data = _address(x)
+        data = address(x, DTYPES)
         if data is None:
             others.append(x)
             continue
@@ -229,26 +228,15 @@ def nonfinite(tensors: Sequence[Tensor], *, level: int = BEST) -> tuple[int, lis
         requests.extend((data, count, options, 0))
         total += size
     call = kernel.brief_nonfinite if total <= BRIEF else kernel.nonfinite
-    address, words = requests.buffer_info()
-    found = call(MANY_REQUEST.pack(address, words // 4, 1))
+    start, words = requests.buffer_info()
+    found = call(MANY_REQUEST.pack(start, words // 4, 1))
     return (found, others) if found >= 0 else (0, list(tensors))
-
-
-def _address(x: Tensor) -> int | None:
-    """Where a tensor's elements lie, if they do as they are and in order."""
-    kind = type(x)
-    try:
-        if x.dtype in DTYPES and (kind is Tensor or kind is Parameter) and x.is_contiguous() and not x.is_neg():
-            return x.data_ptr()
-    except RuntimeError:  # no memory of its own: sparse, or wrapped by torch.func
-        pass
-    return None
 
 
 def hash_rows(x: Tensor, *, level: int = BEST) -> Tensor | None:
     """Content hash of each row of a dense real (rows, elements) tensor on the CPU, or None."""
     kernel = library()
-    if kernel is None or not _has_memory(x):
+    if kernel is None or not (x.is_cpu and has_memory(x)):
         return None
     x = x.contiguous()
     rows, size = x.shape[0], x.shape[1] * x.itemsize
@@ -262,22 +250,12 @@ def _converted(x: Tensor, spec: Spec, out: Tensor | None, level: int) -> Tensor 
     """The same for a tensor whose elements do not lie in memory as they are and in order, by way of one that does."""
     with torch.no_grad():
         dense = plain(x)
-        if not _has_memory(dense):
+        if not (dense.is_cpu and has_memory(dense)):
             return None
         dense = dense.contiguous().as_subclass(Tensor)
         if dense.dtype in DTYPES:
             return summarize(dense, spec, out, level=level)
         return _of_bytes(dense, spec, out, level)
-
-
-def _has_memory(x: Tensor) -> bool:
-    """Whether a tensor is more than a shell around others (a DTensor, a fake tensor, one that torch.func wraps …)."""
-    if type(x).__torch_dispatch__ != Tensor.__torch_dispatch__ or x.layout is not torch.strided or not x.is_cpu:
-        return False
-    try:
-        return bool(x.data_ptr() or not x.numel())
-    except RuntimeError:
-        return False
 
 
 def _of_bytes(x: Tensor, spec: Spec, out: Tensor | None, level: int) -> Tensor | None:

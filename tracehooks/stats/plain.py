@@ -1,9 +1,12 @@
-"""Every kind of tensor as a dense real one."""
+"""Every kind of tensor as a dense real one, and where its elements lie."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def plain(x: Tensor) -> Tensor:
@@ -34,3 +37,24 @@ def _values_of_nested(x: Tensor) -> Tensor:
         return x.values()
     parts = x.unbind()
     return torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0, dtype=x.dtype, device=x.device)
+
+
+def address(x: Tensor, dtypes: Container[torch.dtype]) -> int | None:
+    """Where the elements of a tensor of one of these dtypes lie, if they do as they are and in order."""
+    kind = type(x)
+    try:
+        if x.dtype in dtypes and (kind is Tensor or kind is Parameter) and x.is_contiguous() and not x.is_neg():
+            return x.data_ptr()
+    except RuntimeError:  # no memory of its own: sparse, or wrapped by torch.func
+        pass
+    return None
+
+
+def has_memory(x: Tensor) -> bool:
+    """Whether a tensor is more than a shell around others (a DTensor, a fake tensor, one that torch.func wraps …)."""
+    if type(x).__torch_dispatch__ != Tensor.__torch_dispatch__ or x.layout is not torch.strided:
+        return False
+    try:
+        return bool(x.data_ptr() or not x.numel())
+    except RuntimeError:
+        return False

@@ -197,10 +197,12 @@ def _signs(start: int, count: int, device: torch.device) -> Tensor:
 
 
 def _histogram(chunks: list[Chunk], flat: Tensor) -> Tensor:
-    """Counts by power of two of the magnitude: int64 of shape (buckets,)."""
+    """Counts by power of two of the magnitude: int64 of shape (buckets,). Zeros go to one bucket more, which is dropped:
+    to leave them out before would wait for a GPU to say how many remain."""
     buckets = len(HISTOGRAM_EXPONENTS)
-    total = torch.zeros(buckets, dtype=torch.int64, device=flat.device)
+    total = torch.zeros(buckets + 1, dtype=torch.int64, device=flat.device)
     for values, _, _ in chunks:
-        exponent = torch.frexp(values[values != 0]).exponent.to(torch.int64) - 1
-        total = total + torch.bincount((exponent - HISTOGRAM_EXPONENTS[0]).clamp(0, buckets - 1), minlength=buckets)
-    return total
+        exponent = torch.frexp(values).exponent.to(torch.int64) - 1
+        bucket = torch.where(values == 0, buckets, (exponent - HISTOGRAM_EXPONENTS[0]).clamp(0, buckets - 1))
+        total.index_add_(0, bucket, torch.ones_like(bucket))
+    return total[:buckets]
