@@ -19,5 +19,13 @@ def describe_machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in PACKAGES},
+        **{name: _version(name) for name in PACKAGES},
     }
+
+
+def _version(name: str) -> str | None:
+    """Of a package; None where it is not installed, as on a machine that only has the sources."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -135,6 +135,7 @@ def test_hooks_never_wait_for_the_device() -> None:
     allowed = {
         "recorder.py",
         "packing.py",
+        "transfer.py",
         "findings.py",
         "trace.py",
         "optimizers.py",

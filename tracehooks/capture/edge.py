@@ -113,7 +113,7 @@ def outer_edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concate
 
     @functools.wraps(method)
     def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
-        if self.silent or self.pid != PROCESS.pid:
+        if self.silent or self.pid != PROCESS.pid or torch_internals.capturing():
             return
         try:
             with torch_internals.without_torch_function():

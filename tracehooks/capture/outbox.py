@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tracehooks.capture import findings
-from tracehooks.capture.recorder import Drained, Recorder
+from tracehooks.capture.recorder import Drained, Recorder, Sent
 from tracehooks.core.config import Config
 from tracehooks.core.records import Batch, FirstNonFinite, Sink
+
+
+@dataclass
+class Parcel:
+    """One flush under way, and what there is to know to judge it."""
+
+    sent: Sent
+    scaled: bool
+    optimizer: str
+    number: int
+    late: bool = False
+    """The step has gone on since: what was seen stands, it cannot be run again."""
 
 
 class Outbox:
@@ -29,34 +43,62 @@ class Outbox:
         """Writing failed: nothing more is recorded, training goes on."""
         self._recorder, self._config, self._locate = recorder, config, locate
         self._dismissed: set[findings.Site] = set()
+        self._under_way: deque[Parcel] = deque()
         self._pending: list[Batch] = []
         self._failures: set[str] = set()
 
     def flush(self, scaled: bool, optimizer: str = "", number: int = 0) -> None:
-        """Write everything recorded so far."""
-        self.drain(scaled, optimizer, number)
-        pending, self._pending = self._pending, []
-        if pending and not self.stopped:
-            self._safely(lambda: self.sink.write(pending))
+        """Send everything recorded so far, and write what has arrived: at once where no device has to be waited for."""
+        self._send(scaled, optimizer, number)
+        self._take_in(lambda parcel: parcel.sent.arrived())
+        self._write()
+
+    def settle(self) -> None:
+        """Write everything sent so far, waiting for it."""
+        self._take_in(lambda parcel: True)
+        self._write()
 
     def drain(self, scaled: bool, optimizer: str = "", number: int = 0) -> bool:
-        """Bring what was measured to the host and judge it. Whether a parameter's gradient in it is not finite.
+        """Bring what was measured to the host, waiting for it, and judge it. Whether a parameter's gradient in it is not
+        finite.
 
         Args:
             scaled: a GradScaler is at work.
             optimizer: class of the optimizer that has just stepped, and ``number`` which of the model's it is.
         """
-        drained = self._recorder.drain()
+        self._send(scaled, optimizer, number)
+        return self._take_in(lambda parcel: True)
+
+    def _send(self, scaled: bool, optimizer: str, number: int) -> None:
+        for parcel in self._under_way:
+            parcel.late = parcel.late or not parcel.sent.training or parcel.sent.step != self._recorder.step
+        self._under_way.append(Parcel(self._recorder.send(), scaled, optimizer, number))
+
+    def _take_in(self, may: Callable[[Parcel], bool]) -> bool:
+        """Judge parcels in order, as long as they may be opened. Whether a gradient in the last is not finite."""
+        poisoned = False
+        while self._under_way and may(self._under_way[0]):
+            poisoned = self._judge(self._under_way.popleft())
+        return poisoned
+
+    def _judge(self, parcel: Parcel) -> bool:
+        drained = parcel.sent.open()
         self._pending += drained.batches
         for step in findings.skipped_steps(drained):
-            self.note_skipped(optimizer, step)
+            self.note_skipped(parcel.optimizer, step)
         norm = findings.gradient_norm(drained)
         if norm is not None:
-            self._recorder.scalar(f"grad_norm/{number}" if number else "grad_norm", norm)
+            name = f"grad_norm/{parcel.number}" if parcel.number else "grad_norm"
+            self._recorder.scalar(name, norm, step=parcel.sent.step)
         if self.first is None:
-            self._look_for_first(drained, scaled)
-        self._pending += self._recorder.drain().batches
+            self._look_for_first(drained, parcel)
+        self._pending += self._recorder.send().open().batches
         return findings.any_nonfinite_gradient(drained)
+
+    def _write(self) -> None:
+        pending, self._pending = self._pending, []
+        if pending and not self.stopped:
+            self._safely(lambda: self.sink.write(pending))
 
     def note_skipped(self, optimizer: str, step: int) -> None:
         """A GradScaler skipped the step of an optimizer."""
@@ -82,12 +124,13 @@ class Outbox:
             self._recorder.event("recorder_error", "warning", message, {"where": where, "error": text})
             self.say(f"tracehooks: {message}; training goes on, this is said once")
 
-    def _look_for_first(self, drained: Drained, scaled: bool) -> None:
+    def _look_for_first(self, drained: Drained, parcel: Parcel) -> None:
         """Sites whose values turned out to be nobody's concern (a NaN that is never used) are not asked about again."""
-        for seen, first in findings.nonfinite(drained, scaled):
+        for seen, first in findings.nonfinite(drained, parcel.scaled):
             if seen in self._dismissed:
                 continue
-            located = self._locate(first, findings.root_outputs(drained, first.step))
+            outputs = findings.root_outputs(drained, first.step)
+            located = first if parcel.late else self._locate(first, outputs)
             if located is not None:
                 self._note_first(located)
                 return

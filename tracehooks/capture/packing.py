@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracehooks import stats
+from tracehooks.capture.device_rows import BLOCK_ROWS, DeviceRows
+from tracehooks.capture.transfer import Transfer
 
-BLOCK_ROWS = 512
 LARGEST_BLOCK = 4096
 """A block has room for what one flush took, from BLOCK_ROWS up to this."""
 
 
 class Packing:
-    """Rows of packed statistics: on the host in preallocated blocks, on devices as they come."""
+    """Rows of packed statistics in preallocated blocks, on the host and on each device."""
 
     def __init__(self, spec: stats.Spec) -> None:
         self._spec = spec
@@ -29,13 +30,15 @@ class Packing:
         """Rows of the block that is being filled, ``_used`` of them by now."""
         self._used = 0
         self._usual = BLOCK_ROWS
-        self._on_devices: list[Tensor] = []
+        self._devices: dict[torch.device, DeviceRows] = {}
+        self._homes: list[torch.device] = []
+        """Of each row on a device, which one."""
 
     def measure(self, x: Tensor) -> int:
-        """Statistics of a tensor; the number by which `gather` knows them."""
+        """Statistics of a tensor; the number by which `send` knows them."""
         if not x.is_cpu:
-            self._on_devices.append(stats.summarize(x, self._spec))
-            return -len(self._on_devices)
+            stats.summarize(x, self._spec, self._rows_on(x.device, 1)[0])
+            return -len(self._homes)
         if self._used == len(self._rows):
             self._make_room(1)
         stats.summarize(x, self._spec, self._rows[self._used])
@@ -43,25 +46,55 @@ class Packing:
         return self._in_full + self._used - 1
 
     def measure_many(self, tensors: Sequence[Tensor]) -> list[int]:
-        """The same for many tensors: one call of the kernel for those on the host."""
-        host = [x for x in tensors if x.is_cpu]
-        if host:
-            if self._used + len(host) > len(self._rows):
-                self._make_room(len(host))
-            stats.summarize_many(host, self._spec, self._block.narrow(0, self._used, len(host)))
-            self._used += len(host)
-        on_host = iter(range(self._in_full + self._used - len(host), self._in_full + self._used))
-        return [next(on_host) if x.is_cpu else self.measure(x) for x in tensors]
+        """The same for many tensors: one call of the kernel for those on the host, and one for those on each device."""
+        numbers = [0] * len(tensors)
+        for device in dict.fromkeys(x.device for x in tensors):
+            chosen = [i for i, x in enumerate(tensors) if x.device == device]
+            group = [tensors[i] for i in chosen]
+            for i, number in zip(chosen, self._measure_group(group, device), strict=True):
+                numbers[i] = number
+        return numbers
 
-    def gather(self, numbers: list[int]) -> NDArray[np.int64]:
-        """The rows of these numbers as one matrix on the host, and forget all. Waits once for each device."""
-        rows = [block.numpy() for block in [*self._full, self._block[: self._used]]]
+    def send(self, numbers: list[int], transfer: Transfer) -> Callable[[], NDArray[np.int64]]:
+        """Forget all rows. Those of these numbers as one matrix on the host, once the transfer has arrived."""
         on_host = self._in_full + self._used
         self._usual = min(max(self._usual, on_host), LARGEST_BLOCK)
-        matrix = np.concatenate([*rows, self._from_devices()])
-        order = np.array([n if n >= 0 else on_host - n - 1 for n in numbers], dtype=np.int64)
-        self._full, self._in_full, self._used, self._on_devices = [], 0, 0, []
-        return matrix[order]
+        host = np.concatenate([block.numpy() for block in [*self._full, self._block[: self._used]]])
+        sent = {device: transfer.add(rows.leave()) for device, rows in self._devices.items()}
+        homes, self._homes = self._homes, []
+        self._full, self._in_full, self._used = [], 0, 0
+
+        def matrix() -> NDArray[np.int64]:
+            place = np.arange(on_host + len(homes))
+            parts, end = [host], on_host
+            for device, rows in sent.items():
+                chosen = np.flatnonzero([home == device for home in homes])
+                place[on_host + chosen] = end + np.arange(len(chosen))
+                parts.append(rows().numpy())
+                end += len(chosen)
+            order = np.array([n if n >= 0 else on_host - n - 1 for n in numbers], dtype=np.int64)
+            return np.concatenate(parts)[place[order]]
+
+        return matrix
+
+    def _measure_group(self, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
+        count = len(tensors)
+        if device.type != "cpu":
+            stats.summarize_many(tensors, self._spec, self._rows_on(device, count))
+            return list(range(count - len(self._homes) - 1, -len(self._homes) - 1, -1))
+        if self._used + count > len(self._rows):
+            self._make_room(count)
+        stats.summarize_many(tensors, self._spec, self._block.narrow(0, self._used, count))
+        self._used += count
+        return list(range(self._in_full + self._used - count, self._in_full + self._used))
+
+    def _rows_on(self, device: torch.device, count: int) -> Tensor:
+        """Rows on a device that is not the host, noted as the next ones."""
+        rows = self._devices.get(device)
+        if rows is None:
+            rows = self._devices[device] = DeviceRows(device, self._spec.width)
+        self._homes += [device] * count
+        return rows.take(count)
 
     def _make_room(self, rows: int) -> None:
         """Begin a block that has room for so many."""
@@ -71,12 +104,3 @@ class Packing:
         with torch.inference_mode(False):
             self._block = torch.empty((max(rows, self._usual), self._spec.width), dtype=torch.int64, device="cpu")
         self._rows = self._block.unbind(0)
-
-    def _from_devices(self) -> NDArray[np.int64]:
-        matrix = np.zeros((len(self._on_devices), self._spec.width), dtype=np.int64)
-        by_device: dict[torch.device, list[int]] = {}
-        for i, row in enumerate(self._on_devices):
-            by_device.setdefault(row.device, []).append(i)
-        for indices in by_device.values():
-            matrix[indices] = torch.stack([self._on_devices[i] for i in indices]).cpu().numpy()
-        return matrix

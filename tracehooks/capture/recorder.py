@@ -1,4 +1,4 @@
-"""Rows on their way: measured on the device, kept there as packed vectors, read back once a flush.
+"""Rows on their way: measured on the device, kept there as packed vectors, sent to the host once a flush.
 
 The recorder knows the tables, not the model: the session says what a tensor is, the recorder measures it, numbers it
 and turns everything since the last flush into batches.
@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from tracehooks.capture.measured import Measured
 from tracehooks.capture.packing import Packing
 from tracehooks.capture.places import Head, Place
 from tracehooks.capture.rows import Resolved, Rows
+from tracehooks.capture.transfer import Transfer
 from tracehooks.capture.watch import Seen, Watch
 from tracehooks.core.records import Batch
 from tracehooks.stats.masks import summarize_mask, unpack_masks
@@ -49,6 +50,25 @@ class Drained(NamedTuple):
     """Tensors of steps that record none, which are not finite."""
     watched_outputs: dict[tuple[int, str], bool]
     """Of the root's outputs in such steps, by (micro, slot), whether they are not finite."""
+
+
+class Sent(NamedTuple):
+    """What a flush took out, on its way to the host."""
+
+    step: int
+    training: bool
+    """The step, and whether the pass computed gradients, when it was sent."""
+    transfer: Transfer
+    finish: Callable[[], Drained]
+
+    def arrived(self) -> bool:
+        """Whether it is there, without waiting."""
+        return self.transfer.arrived()
+
+    def open(self) -> Drained:
+        """All of it, once. Waits until it is there."""
+        self.transfer.wait()
+        return self.finish()
 
 
 class Recorder:
@@ -134,7 +154,7 @@ class Recorder:
         return known is not None and known.returned
 
     def scalar(self, name: str, value: float | Tensor, micro: int = 0, step: int | None = None) -> None:
-        """A number; a 0-dim tensor is read at the next flush."""
+        """A number; a 0-dim tensor travels with the next flush."""
         if isinstance(value, Tensor):
             held = torch_internals.unwrapped(value)
             if held is None:  # a fake tensor has no value
@@ -193,26 +213,32 @@ class Recorder:
             and all(name not in JUDGED or _is_fine(name, value) for *_, name, value in self._scalars)
         )
 
-    def drain(self) -> Drained:
-        """Take everything out, as batches, and forget it. Waits for the device once."""
+    def send(self) -> Sent:
+        """Take everything out and forget it. It is on its way to the host; nothing waits for it here."""
+        transfer = Transfer()
         waiting, self._rows = self._rows, Rows()
         self._measured.forget()
-        rows = waiting.resolved(stats.unpack(self._packing.gather(waiting.packed), self.spec))
-        scalars = _resolved(self._scalars)
-        batches = [
-            rows.batch(),
-            _scalars(scalars),
-            _masks(self._masks),
-            _samples(self._samples),
-            _events(self._events),
-        ]
+        matrix = self._packing.send(waiting.packed, transfer)
+        scalars = self._scalars
+        values = [transfer.add(x) if isinstance(x, Tensor) else x for *_, x in scalars]
+        masks = [(*head, transfer.add(packed)) for *head, packed in self._masks]
+        samples = [(*head, transfer.add(hashes), ids) for *head, hashes, ids in self._samples]
+        events, seen, outputs = self._events, self.watch.send(transfer), self.watch.drain_outputs()
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
-        named = [(seq, step, name, value) for step, _, _, seq, name, value in scalars]
-        seen, outputs = self.watch.drain(), self.watch.drain_outputs()
-        drained = Drained([batch for batch in batches if len(batch)], rows, named, seen, outputs)
-        for reader in self.readers:
-            reader(drained)
-        return drained
+
+        def drained() -> Drained:
+            rows = waiting.resolved(stats.unpack(matrix(), self.spec))
+            read = [float(value() if callable(value) else value) for value in values]
+            numbers = [(*head[:5], value) for head, value in zip(scalars, read, strict=True)]
+            batches = [rows.batch(), _scalars(numbers), _masks(masks), _samples(samples), _events(events)]
+            named = [(seq, step, name, value) for step, _, _, seq, name, value in numbers]
+            found = Drained([batch for batch in batches if len(batch)], rows, named, seen(), outputs)
+            for reader in self.readers:
+                reader(found)
+            return found
+
+        transfer.start()
+        return Sent(self.step, self.training, transfer, drained)
 
     def _head(self, x: Tensor, place: Place) -> Head:
         """The head of a tensor's row, made once."""
@@ -237,10 +263,6 @@ def _is_fine(name: str, value: float | Tensor) -> bool:
     return math.isfinite(float(value)) and name != "found_inf"
 
 
-def _resolved(scalars: Iterable[Pending]) -> list[tuple[int, int, int, int, str, float]]:
-    return [(*head, float(value)) for *head, value in scalars]  # type: ignore[misc]
-
-
 def _scalars(rows: list[tuple[int, int, int, int, str, float]]) -> Batch:
     return Batch(
         "scalars",
@@ -262,7 +284,7 @@ def _masks(rows: list[tuple[Any, ...]]) -> Batch:
             "module": [row[4] for row in rows],
             "slot": [row[5] for row in rows],
             "shape": shapes,
-            **unpack_masks([row[7].cpu().tolist() for row in rows], shapes),
+            **unpack_masks([row[7]().tolist() for row in rows], shapes),
         },
     )
 
@@ -272,7 +294,7 @@ def _samples(groups: list[tuple[Any, ...]]) -> Batch:
     columns["source_id"] = []
     hashes = []
     for step, micro, time_ns, name, split, found, source_ids in groups:
-        values = found.cpu().numpy().astype(np.uint64)
+        values = found().numpy().astype(np.uint64)
         n = len(values)
         hashes.append(values)
         repeated = {"step": step, "micro": micro, "time_ns": time_ns, "name": name, "split": split}

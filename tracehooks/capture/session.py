@@ -424,6 +424,7 @@ class Session:
     def flush(self) -> None:
         """Write everything recorded so far."""
         self._flush()
+        self.outbox.settle()
 
     def _flush(self, optimizer: Optimizer | None = None) -> None:
         self.outbox.flush(self.losses.scaling, *self._named(optimizer))

@@ -216,8 +216,8 @@ def copy_each(into: list[Tensor], values: list[Tensor]) -> None:
 
 
 def anything_active() -> bool:
-    """Whether modes of any kind or functorch levels are active."""
-    return bool(_dispatch_modes() or _function_modes()) or _peek_interpreter() is not None
+    """Whether modes of any kind or functorch levels are active, or a CUDA graph is captured."""
+    return bool(_dispatch_modes() or _function_modes()) or _peek_interpreter() is not None or capturing()
 
 
 def silence_backward(module: torch.nn.Module) -> None:
@@ -226,8 +226,21 @@ def silence_backward(module: torch.nn.Module) -> None:
     module._backward_pre_hooks.clear()
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is captured: what is asked of the device now is done at the replays, and not before."""
+    return _capturing()
+
+
+_capturing: Callable[[], bool] = (
+    torch.cuda.is_current_stream_capturing if torch.version.cuda or torch.version.hip else lambda: False
+)
+
+
 def pretending() -> bool:
-    """Whether a mode is active under which tensors have no values: fake tensors, a trace for export."""
+    """Whether a mode is active under which tensors have no values: fake tensors, a trace for export, the capture of a
+    CUDA graph."""
+    if capturing():
+        return True
     if not _dispatch_modes():
         return False
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

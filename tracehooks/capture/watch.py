@@ -9,7 +9,7 @@ what the watch sees is therefore looked at again by the locator before it become
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from tracehooks import stats
 from tracehooks.capture import torch_internals
 from tracehooks.capture.places import Place
+from tracehooks.capture.transfer import Transfer
 
 
 class Seen(NamedTuple):
@@ -105,18 +106,26 @@ class Watch:
         outputs, self._outputs = self._outputs, {}
         return outputs
 
-    def drain(self) -> list[Seen]:
-        """What was not finite, in order; waits for the device once."""
+    def send(self, transfer: Transfer) -> Callable[[], list[Seen]]:
+        """Forget what was watched. What was not finite, in order, once the transfer has arrived."""
         self._look()
         found, self._found = self._found, []
-        if self._sums:
-            places, self._places = self._places, []
-            sums, self._sums = self._sums, []
-            for ((step, seq, training), place), value in zip(places, _read(sums), strict=True):
-                if not math.isfinite(value):
-                    found.append(Seen(step, seq, place, training, _kinds(value)))
-            found.sort(key=lambda seen: seen[:2])
-        return found
+        places, self._places = self._places, []
+        sums, self._sums = self._sums, []
+        sent = []
+        for device in dict.fromkeys(value.device for value in sums):
+            chosen = [i for i, value in enumerate(sums) if value.device == device]
+            sent.append((chosen, transfer.add(torch.stack([sums[i].double() for i in chosen]))))
+
+        def seen() -> list[Seen]:
+            for chosen, values in sent:
+                for i, value in zip(chosen, values().tolist(), strict=True):
+                    if not math.isfinite(value):
+                        (step, seq, training), place = places[i]
+                        found.append(Seen(step, seq, place, training, _kinds(value)))
+            return sorted(found, key=lambda entry: entry[:2])
+
+        return seen
 
     @property
     def silent(self) -> bool:
@@ -187,7 +196,3 @@ def _wide_enough(x: Tensor) -> torch.dtype | None:
 
 def _kinds(value: float) -> int:
     return stats.NAN if math.isnan(value) else stats.POSINF if value > 0 else stats.NEGINF
-
-
-def _read(sums: list[Tensor]) -> list[float]:
-    return torch.stack([value.double().to(sums[0].device) for value in sums]).tolist()
