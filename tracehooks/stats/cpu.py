@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tracehooks.stats.layout import INTEGERS, Spec
 from tracehooks.stats.plain import address, has_memory, plain
