@@ -13,6 +13,7 @@ from tracehooks import stats
 from tracehooks.capture.device_rows import BLOCK_ROWS, DeviceRows
 from tracehooks.capture.transfer import Transfer
 
+HOST = torch.device("cpu")
 LARGEST_BLOCK = 4096
 """A block has room for what one flush took, from BLOCK_ROWS up to this."""
 
@@ -47,6 +48,8 @@ class Packing:
 
     def measure_many(self, tensors: Sequence[Tensor]) -> list[int]:
         """The same for many tensors: one call of the kernel for those on the host, and one for those on each device."""
+        if all(x.is_cpu for x in tensors):
+            return self._measure_group(tensors, HOST)
         numbers = [0] * len(tensors)
         for device in dict.fromkeys(x.device for x in tensors):
             chosen = [i for i, x in enumerate(tensors) if x.device == device]

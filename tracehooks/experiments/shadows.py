@@ -132,7 +132,7 @@ class _Pair:
             recorder.tensor(parameter, Place("parameter", module, "", slot))
         config = Config(sketch=True, quiet=True)
         writer = RunWriter(folder / "ab"[side], identity.describe_run(model, config))
-        writer.write(recorder.drain().batches)
+        writer.write(recorder.send().open().batches)
         writer.close()
         return folder / "ab"[side]
 
