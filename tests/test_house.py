@@ -92,7 +92,7 @@ def test_public_names_are_pinned() -> None:
 
 def test_the_front_door_is_small() -> None:
     """__init__ binds names and does nothing else."""
-    assert len((ROOT / "tracehooks/__init__.py").read_text().splitlines()) <= 60
+    assert len((ROOT / "tracehooks/__init__.py").read_text().splitlines()) <= 80
 
 
 def test_import_is_light() -> None:

@@ -64,11 +64,10 @@ class Session:
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
         self._wants_outputs, self._wants_gradients = (kind in config.record for kind in ("outputs", "output_grads"))
-        self.paused = False
         self.passes, self.tensor_hooks = Passes(), TensorHooks()
         self._backward_depth = self._batch = 0
         self._stepping: list[Optimizer] = []
-        self._scaler_stepped = False
+        self.paused = self._scaler_stepped = False
         self.live = self.recording = False
         """Whether this step is watched for non-finite values, and whether its tensors are recorded."""
 
