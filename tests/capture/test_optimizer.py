@@ -312,7 +312,7 @@ def test_pause_and_resume(record) -> None:
 
     recorded = record(model, work)
     assert sorted(set(recorded.tensors["step"])) == [0, 3]
-    assert recorded.kinds() == ["paused", "resumed"]
+    assert [kind for kind in recorded.kinds() if kind in ("paused", "resumed")] == ["paused", "resumed"]
     assert [step for step, _ in recorded.values("lr/0")] == [0, 1, 2, 3]
 
 

@@ -85,7 +85,8 @@ def _estimates(a: Wide, b: Wide) -> tuple[Floats, ...]:
 def _norm(rows: Wide) -> tuple[Floats, Floats]:
     """The L2 norm over the finite elements, and how many those are."""
     finite = rows["count"] - sum(rows[name] for name in NONFINITE)
-    norm: Floats = np.nan_to_num(rows["rms"]) * np.sqrt(np.maximum(finite, 0))
+    with np.errstate(over="ignore"):  # a norm may be beyond what float64 holds: then no distance is told
+        norm: Floats = np.nan_to_num(rows["rms"]) * np.sqrt(np.maximum(finite, 0))
     return norm, finite
 
 
@@ -112,7 +113,7 @@ def in_words(a: Wide, b: Wide) -> str:
         return ""
     norms = float(_norm(a)[0][0]), float(_norm(b)[0][0])
     told = f"relative L2 {apart.relative_l2[0]:.2g} ± {apart.relative_l2_error[0]:.1g}"
-    if not min(norms):
+    if not min(norms) or np.isinf(max(norms)):
         return told
     cosine = float(apart.cosine[0])
     told += f", cosine {cosine:.4g} ± {apart.cosine_error[0]:.1g}"

@@ -126,6 +126,8 @@ class Recorder:
     ) -> None:
         """Measure many tensors in one call. ``shown``: tensors whose dtype and shape the rows say instead of theirs, for
         samples of larger ones."""
+        if not tensors:
+            return
         if self.only_watching:
             self.watch.tensors(tensors, places, (self.step, next(self._seq), self.training))
             return

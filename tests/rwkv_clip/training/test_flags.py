@@ -18,6 +18,7 @@ from rwkv_clip.towers import DropPath, Layer
 from rwkv_clip.training.distributed import Place
 from rwkv_clip.training.flags import build_parser, parse_args
 from rwkv_clip.training.run import Run, build, computing
+from rwkv_clip.wkv import FORWARD
 from rwkv_clip.wkv.reference import wkv6_reference
 
 CPU = Place(torch.device("cpu"))
@@ -501,7 +502,7 @@ def _(bench):
 @proves("--wkv-engine")
 def _(bench):
     used = []
-    bench.monkeypatch.setattr("rwkv_clip.wkv.wkv6_reference", lambda *args: used.append(1) or wkv6_reference(*args))
+    bench.monkeypatch.setitem(FORWARD, "reference", lambda *args: used.append(1) or wkv6_reference(*args))
     bench.weights("--wkv-engine", "chunked", steps=1)
     assert not used
     bench.weights("--wkv-engine", "reference", steps=1)
