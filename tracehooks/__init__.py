@@ -1,7 +1,6 @@
 """Find where a PyTorch training run goes wrong.
 
-Every public name is imported from here and bound when it is first used, so that ``import tracehooks`` and all work on
-written traces never import torch.
+Every public name is bound when it is first used: ``import tracehooks`` and work on written traces never import torch.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ _ROOMS = {
     "verify_fix": "surface.offline",
 }
 
-_WHOLE_ROOMS = ("checkpoint", "experiments", "golden")
-
 __all__ = [*sorted(_ROOMS), "__version__"]
 
 
@@ -56,7 +53,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'tracehooks' has no attribute {name!r}")
     room = importlib.import_module(f"tracehooks.{_ROOMS[name]}")
-    return room if name in _WHOLE_ROOMS else getattr(room, name)
+    return room if name in ("checkpoint", "experiments", "golden") else getattr(room, name)
 
 
 def __dir__() -> list[str]:

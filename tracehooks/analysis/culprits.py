@@ -97,6 +97,10 @@ class _Step:
         self._sites = _numbers(self._phase, self._module, compared.column("slot")[rows], compared.column("call")[rows])
         self._effects: dict[int, int] = {}
         """First position of the flow that each changed parameter or buffer explains, by the cause's position."""
+        self._inside: dict[str, set[int]] = {}
+        """Causes by the modules that hold them."""
+        self._around: dict[str, set[int]] = {}
+        """Causes by the modules around those."""
 
     def causes(self) -> list[Culprit]:
         """In execution order."""
@@ -104,14 +108,15 @@ class _Step:
         other_values = np.isin(self._status, (DIFFERS, SHAPE))
         given = np.flatnonzero(other_values & self._is("parameter")).tolist()
         given += self._changed_buffers(flow)
-        made = [cause for one_pass in self._passes() for cause in self._walk(one_pass, given)]
+        self._reach_of(given)
+        made = [cause for one_pass in self._passes() for cause in self._walk(one_pass)]
         found = [self._given(position) for position in given]
         found += [self._made(position, cause) for position, cause in made]
         if not found:
             found = [self._made(int(np.flatnonzero(self._beyond)[0]), "unexplained")]
         return [culprit for _, culprit in sorted(found, key=lambda pair: pair[0])]
 
-    def _walk(self, positions: Ints, given: list[int]) -> Iterable[tuple[int, str]]:
+    def _walk(self, positions: Ints) -> Iterable[tuple[int, str]]:
         """The positions of one forward pass that made a difference of their own, each with its cause."""
         carried, told, after_missing = 0.0, False, False
         used: set[int] = set()
@@ -122,7 +127,7 @@ class _Step:
                     yield position, "structure"
                 told = after_missing = True
                 continue
-            explained = beyond and self._explained(position, given, used)
+            explained = beyond and self._explained(position, used)
             after_missing = after_missing and beyond
             if beyond and not explained and not after_missing and (not carried or error > AMPLIFIED * carried):
                 cause = self._cause(position)
@@ -132,24 +137,26 @@ class _Step:
                     error = np.inf  # other data: nothing that follows can be judged by its size
             carried = max(carried, error)
 
-    def _explained(self, position: int, given: list[int], used: set[int]) -> bool:
+    def _reach_of(self, given: list[int]) -> None:
+        """Note which modules each changed parameter or buffer may act in."""
+        for cause in given:
+            owner = self._names[self._module[cause]]
+            for holder in (owner, *self._known.tied.get(owner, ())):
+                self._inside.setdefault(holder, set()).add(cause)
+                for path in _around(holder):
+                    self._around.setdefault(path, set()).add(cause)
+
+    def _explained(self, position: int, used: set[int]) -> bool:
         """Whether a changed parameter or buffer made the error of this row. Of the modules around its own the first one
         of a pass to differ may have used it directly; later ones only passed it on."""
         path = self._names[self._module[position]]
-        found = [cause for cause in given if self._may_use(path, cause, used)]
+        found = self._around.get(path, set()) - used
+        for place in (path, *_around(path)):
+            found = found | self._inside.get(place, set())
         used.update(found)
         for cause in found:
             self._effects[cause] = min(position, self._effects.get(cause, position))
         return bool(found)
-
-    def _may_use(self, path: str, cause: int, used: set[int]) -> bool:
-        owner = self._names[self._module[cause]]
-        for holder in (owner, *self._known.tied.get(owner, ())):
-            if path == holder or not holder or path.startswith(holder + "."):
-                return True
-            if cause not in used and (not path or holder.startswith(path + ".")):
-                return True
-        return False
 
     def _cause(self, position: int) -> str:
         path = self._names[self._module[position]]
@@ -209,11 +216,7 @@ class _Step:
 
     def _caller(self, path: str) -> str:
         """The nearest module around this one that has a forward of its own."""
-        while path:
-            path = path.rpartition(".")[0]
-            if self._compared.vocabulary.code(path) in self._ran:
-                break
-        return path
+        return next((place for place in _around(path) if self._compared.vocabulary.code(place) in self._ran), "")
 
     def _calls_modules(self, path: str) -> bool:
         inside = f"{path}." if path else ""
@@ -262,6 +265,15 @@ def _is_setting(compared: Compared, row: int) -> bool:
 def _numbers(*columns: Ints) -> Ints:
     """One number for each distinct combination of the columns."""
     return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _around(path: str) -> list[str]:
+    """The modules that a module lies in, the nearest first; none for the root."""
+    found = []
+    while path:
+        path = path.rpartition(".")[0]
+        found.append(path)
+    return found
 
 
 def _said(path: str) -> str:
