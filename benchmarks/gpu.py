@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -176,7 +177,7 @@ def gpt2_small(compute: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Loss]:
 
 def rwkv_clip() -> tuple[nn.Module, Loss]:
     """RWKV-CLIP B/32 over 32 pairs, in float32, with the engine that works anywhere."""
-    config = load_model_configs("RWKV_CLIP_B32")
+    config = replace(load_model_configs("RWKV_CLIP_B32"), wkv_engine="chunked")
     model = RWKVCLIP(config).cuda()
     images = torch.randn(32, 3, config.input_size, config.input_size, device="cuda")
     tokens = torch.randint(1, config.vocab_size, (32, config.ctx_len), device="cuda")
