@@ -233,6 +233,12 @@ def normalised_single() -> Case:
     return trained(Model(), regression)
 
 
+def groups_of_one_channel() -> Case:
+    """Group normalisation with as many groups as channels, over vectors."""
+    front, norm = nn.Linear(6, 4), nn.GroupNorm(4, 4)
+    return trained(nn.Sequential(front, norm, nn.Linear(4, 1)), regression)
+
+
 def centred_on_itself() -> Case:
     """The mean over one element is taken away: the two gradients cancel."""
 
@@ -307,6 +313,24 @@ def growing_recurrence() -> Case:
             return self.head(h)
 
     return trained(Model(), regression, lr=1e-5)
+
+
+def memory_with_gain() -> Case:
+    """A rectified recurrent network of torch's whose recurrent weights have a gain of two, over thirty steps in time."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory, self.head = nn.RNN(1, 4, nonlinearity="relu", batch_first=True), nn.Linear(4, 1)
+            with torch.no_grad():
+                self.memory.weight_hh_l0.copy_(2.0 * torch.eye(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.memory(x)[0][:, -1])
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-30)
+    return trained(model, lambda m, i: m(batches(8, 30, 1)[i]).square().mean(), optimizer=optimizer)
 
 
 def column_against_row() -> Case:
@@ -673,6 +697,7 @@ BROKEN = (
     Broken(normalised_single, "zero_gradient", "normalised_singleton", {"modules": ["norm"]}),
     Broken(centred_on_itself, "zero_gradient", "normalised_singleton", {"params": ["front.bias", "front.weight"]}),
     Broken(normalised_single, "constant_activations", "norm_over_single_element", {"modules": ["norm"]}),
+    Broken(groups_of_one_channel, "constant_activations", "norm_over_single_element", {"modules": ["1"]}),
     Broken(both_factors_zero, "zero_gradient", "dead_product_init", {"params": ["down", "up"]}),
     Broken(
         condition_multiplied_away,
@@ -683,6 +708,7 @@ BROKEN = (
     Broken(deep_sigmoids, "vanishing_gradients", "deep_sigmoid_stack", {"count": 13}),
     Broken(too_large_a_rate, "exploding_gradients", "learning_rate_too_high", {}),
     Broken(growing_recurrence, "exploding_gradients", "recurrent_gain_above_1", {"modules": ["cell"], "count": 40}),
+    Broken(memory_with_gain, "exploding_gradients", "recurrent_gain_above_1", {"modules": ["memory"]}),
     Broken(column_against_row, "loss_broadcast", "shape_mismatch_broadcast", {"shapes": [[16, 1], [16]]}),
     Broken(row_against_column, "loss_broadcast", "shape_mismatch_broadcast", {"shapes": [[16], [16, 1]]}),
     Broken(softmax_twice, "double_softmax", "probabilities_used_as_logits", {"modules": ["1"], "op": "softmax"}),
@@ -708,7 +734,7 @@ BROKEN = (
     Broken(epoch_never_set, "same_order_each_epoch", "set_epoch_missing", {"period": 3}),
     Broken(same_noise_in_every_worker, "duplicate_augmentation", "worker_rng_copied", {"lag": 1}),
     Broken(normalised_again_and_again, "input_drift", "inplace_transform_on_cached_data", {}),
-    Broken(empty_captions, "constant_input", "empty_condition", {"input": "caption"}),
+    Broken(empty_captions, "constant_input", "empty_condition", {"input": "caption", "modules": ["text"]}),
     Broken(shared_between_splits, "split_overlap", "shuffle_before_slice", {"count": 8}),
     Broken(slow_loader, "stall", "loader_wait", {}),
     Broken(hidden_state_with_its_graph, "graph_growth", "buffer_not_detached", {"buffers": ["state"]}),

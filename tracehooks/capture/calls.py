@@ -3,7 +3,7 @@ for gradients ends."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,8 +50,8 @@ class Calls:
         """Forget everything."""
         self.arguments: set[int] = set()
         """Identities of the tensors that the root was given."""
-        self.given: set[Hashable] = set()
-        """Memory of what the root was given."""
+        self.given: dict[Hashable, str] = {}
+        """Memory of what the root was given, and the names of the inputs in it."""
         self._calls: list[Call] = []
         self._made: dict[int, str] = {}
         """Innermost module that returned the result of an autograd node."""
@@ -61,11 +61,20 @@ class Calls:
     def __iter__(self) -> Iterator[Call]:
         return iter(self._calls)
 
-    def give(self, arguments: Any) -> None:
+    def give(self, arguments: Sequence[tuple[str, Any]]) -> None:
         """The root is called with these."""
-        tensors = [tensor for _, tensor in leaves(arguments, "")]
-        self.arguments |= {id(tensor) for tensor in tensors}
-        self.given |= {_memory(tensor) for tensor in tensors}
+        for name, tensor in (named for argument in arguments for named in leaves(argument[1], argument[0])):
+            self.arguments.add(id(tensor))
+            self.given[_memory(tensor)] = name
+
+    def takers(self) -> dict[str, list[str]]:
+        """Modules that were given an input of the root as it is, by the input's name."""
+        found: dict[str, list[str]] = {}
+        for call in self._calls:
+            for name in {self.given[end.memory] for end in call.inputs if end.memory in self.given}:
+                if call.path and call.path not in found.setdefault(name, []):
+                    found[name].append(call.path)
+        return found
 
     def add(self, path: str, args: Any, output: Any) -> None:
         """A module returned."""

@@ -79,7 +79,7 @@ class Inspection:
         self.looking = self._early or self._vanishing.wanted
         self._calls.begin()
         if self.looking:
-            self._calls.give([value for _, value in arguments])
+            self._calls.give(arguments)
             self._tokens = next((value for _, value in arguments if _are_tokens(value)), None)
 
     def _note_padding_rows(self) -> None:
@@ -120,6 +120,8 @@ class Inspection:
             self._note_unreached(graph)
             self._note_held_graphs()
             if self._backwards == 1:
+                takers = self._calls.takers()
+                self._once("inputs_taken", f"{len(takers)} inputs go to modules as they are", {"takers": takers})
                 self._loaders.find()
                 self._tell_loaders()
 

@@ -119,7 +119,7 @@ def shift_matches(node: Any, tokens: Tensor, shifts: range) -> list[Tensor] | No
     if not isinstance(target, Tensor) or target.ndim != 1 or tokens.ndim != 2 or target.dtype != tokens.dtype:
         return None
     batch, length = tokens.shape
-    if not batch or target.numel() % batch or not length - 4 <= target.numel() // batch <= length or length < 8:
+    if not batch or target.numel() % batch or not length - 4 <= target.numel() // batch <= length or length < 4:
         return None
     width = target.numel() // batch
     start = _slice_start(node, width, length)

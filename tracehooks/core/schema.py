@@ -248,6 +248,9 @@ EVENT_KINDS: dict[str, EventKind] = {
     "loss_of_probabilities": EventKind(
         "a loss function that takes logits, or their log_softmax, was given probabilities", ("loss", "op")
     ),
+    "inputs_taken": EventKind(
+        "modules that are given an input of the root as it is, by the input's name, in the first pass", ("takers",)
+    ),
     "data_loader": EventKind(
         "a data loader of the process, at the first backward pass and, where its epoch changed, at the end",
         ("number", "dataset", "samples", "batch_size", "workers", "sampler", "shuffle", "epoch"),

@@ -10,6 +10,7 @@ from tracehooks.analysis.rules.rule import Found, listed, rule
 
 DEAD_STEPS = 3
 TOKENS_EACH = 8
+ROUNDING = 1e-4
 
 RECTIFYING = frozenset(
     {"ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Hardshrink", "Softshrink"}
@@ -77,6 +78,8 @@ def constant_activations(facts: Facts) -> Iterator[Found]:
     for event in facts.events("gradient_lost"):
         if event.module is not None and "Norm" in event.details["op"]:
             constant.setdefault(event.module, facts.run_start)
+    for module in _scale_without_gradient(facts):
+        constant.setdefault(module, facts.run_start)
     for module, since in constant.items():
         kind = facts.modules.get(module, "")
         evidence = {"modules": [module], "cause": "norm_over_single_element" if "Norm" in kind else "saturated"}
@@ -164,6 +167,16 @@ def frozen_buffer_changed(facts: Facts) -> Iterator[Found]:
                 "cause": "bn_train_mode_in_frozen_module",
             },
         )
+
+
+def _scale_without_gradient(facts: Facts) -> Iterator[str]:
+    """Normalisations whose bias gets a gradient and whose scale gets nothing but rounding: what they scale is zero."""
+    for name, bias in facts.gradients.items():
+        scale = facts.gradients.get(f"{bias.module}.weight".lstrip("."))
+        if bias.slot != "bias" or "Norm" not in bias.type or not bias.rms or scale is None or scale.rows < DEAD_STEPS:
+            continue
+        if (scale.rms or 0.0) < ROUNDING * bias.rms:
+            yield name.rpartition(".")[0]
 
 
 def _feeds_a_rectifier(site: Seen) -> bool:

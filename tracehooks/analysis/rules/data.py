@@ -13,7 +13,7 @@ from tracehooks.analysis.rules.series import longest, period, trend
 
 REPEATS = 3
 DRIFT = 4.0
-ALIKE = 5
+ALIKE = 4
 OVERLAP = 2
 MATERIAL = (
     "mask",
@@ -167,7 +167,7 @@ def input_drift(facts: Facts) -> Iterator[Found]:
     next_check="print the condition next to its source: is it lost in tokenisation, in the collation, or absent from "
     "the data?",
     symptoms=("ignores-condition",),
-    evidence=("input", "count", "cause"),
+    evidence=("input", "modules", "count", "cause"),
     causes=("empty_condition",),
 )
 def constant_input(facts: Facts) -> Iterator[Found]:
@@ -188,14 +188,19 @@ def constant_input(facts: Facts) -> Iterator[Found]:
             and not _is_material(row["name"])
         ):
             text = f"{row['name']} is the same for all {row['samples']} samples of {row['steps']} steps"
-            evidence = {"count": row["samples"], "cause": "empty_condition", "input": row["name"]}
+            evidence = {
+                "count": row["samples"],
+                "cause": "empty_condition",
+                "input": row["name"],
+                "modules": facts.takers.get(row["name"]),
+            }
             yield Found("warning", text, facts.run_start, f"input.{row['name']}", evidence)
 
 
 @rule(
     sees="samples that are in the training and in the validation data",
     threshold=f"{OVERLAP} or more of the validation samples, but not all (to evaluate on training data may be meant, "
-    "and is a note), by content hash of the most varied input of at least four elements",
+    "and is a note), by content hash of the most varied input of two floating or four other elements",
     source="content hashes of the samples",
     next_check="split by source id before anything is cut, shuffled or cached, and compare the ids",
     symptoms=("too-good",),
@@ -216,7 +221,7 @@ def split_overlap(facts: Facts) -> Iterator[Found]:
             continue
         share = row["shared"] / row["held_out"]
         text = f"{row['shared']} of {row['held_out']} validation samples are training samples ({share:.0%})"
-        evidence = {"count": row["shared"], "share": share, "cause": "shuffle_before_slice" if share < 1 else None}
+        evidence = {"count": row["shared"], "share": share, "cause": "shuffle_before_slice"}
         yield Found("warning" if share < 1 else "info", text, row["step"], row["name"], evidence)
 
 
@@ -226,9 +231,10 @@ def _main(facts: Facts) -> Batches | None:
 
 
 def _is_large(facts: Facts, name: str) -> bool:
-    """Whether a sample of an input has at least four elements: smaller ones are equal by chance."""
+    """Whether samples of an input are not equal by chance: of two floating elements or more, or four of others."""
     sites = [site for site in facts.of_phase("input") if site.module == "" and site.slot == f"input.{name}"]
-    return all(not site.shape or site.count >= 4 * site.shape[0] for site in sites)
+    least = [2 if "float" in site.dtype else 4 for site in sites]
+    return all(not site.shape or site.count >= few * site.shape[0] for site, few in zip(sites, least, strict=True))
 
 
 def _is_material(name: str) -> bool:

@@ -184,6 +184,15 @@ class Facts:
         return [name for name in self.described if name in names] + sorted(names - self.described.keys())
 
     @cached_property
+    def takers(self) -> dict[str, list[str]]:
+        """Modules that are given an input of the root as it is, by the input's name."""
+        return {
+            name: list(paths)
+            for event in self.events("inputs_taken")
+            for name, paths in event.details["takers"].items()
+        }
+
+    @cached_property
     def routed(self) -> dict[str, list[str]]:
         """Modules that a router chooses between, by the path of the list that holds them: of one class, in numbered
         places, and next to the list a parameter with one row for each."""

@@ -16,6 +16,8 @@ ZERO_STEPS = 3
 LAYERS = 4
 FADED = 1e-4
 GROWN = 1e3
+DIVERGED = 100
+OUT_OF_PROPORTION = 1e4
 
 WITHOUT_DERIVATIVE = frozenset(
     {"RoundBackward0", "RoundBackward1", "FloorBackward0", "CeilBackward0", "TruncBackward0", "SignBackward0",
@@ -231,9 +233,10 @@ def vanishing_gradients(facts: Facts) -> Iterator[Found]:
 
 
 @rule(
-    sees="gradients that grow out of bounds, over the steps together with the loss, or within a step from call to call",
-    threshold=f"gradient norm up by {GROWN:g} and loss by 10 from the first tenth of the steps to the last; or "
-    f"gradients of one module's calls that grow by {GROWN:g} towards the first call",
+    sees="gradients that grow out of bounds, over the steps together with the loss, or within a step back in time",
+    threshold=f"gradient norm up by {DIVERGED:g} and loss by 10 from the first tenth of the steps to the last; "
+    f"gradients of one module's calls that grow by {GROWN:g} towards the first call; or, with a module that works "
+    f"step by step in time, a gradient norm of {OUT_OF_PROPORTION:g} times that of the weights",
     source="Pascanu, Mikolov and Bengio, 2013: recurrent weights with a gain above one; a step beyond 2/curvature "
     "diverges",
     next_check="halve the learning rate until the loss falls; for recurrence clip the norm or bound the recurrent gain",
@@ -252,8 +255,15 @@ def exploding_gradients(facts: Facts) -> Iterator[Found]:
     norm, loss = facts.scalar("grad_norm"), facts.scalar("loss")
     if min(len(norm.values), len(loss.values)) < 4:
         return
+    memory, weights = _recurrent(facts), _weight_norm(facts)
+    usual = float(np.median(norm.values))
+    if memory and usual > OUT_OF_PROPORTION * weights > 0:
+        text = f"the gradient norm is {usual:.2g}, that of the weights {weights:.2g}: it grows inside {listed(memory)}"
+        evidence = {"modules": memory, "growth": usual / weights, "cause": "recurrent_gain_above_1"}
+        yield Found("warning", text, facts.run_start, memory[0], evidence)
+        return
     norms, losses = ends(norm.values), ends(np.abs(loss.values))
-    if norms[1] > GROWN * norms[0] > 0 and losses[1] > 10 * losses[0]:
+    if norms[1] > DIVERGED * norms[0] > 0 and losses[1] > 10 * losses[0]:
         grown = (
             f"{name} grew from {a:.3g} to {b:.3g}" for name, (a, b) in (("gradient norm", norms), ("loss", losses))
         )
@@ -374,6 +384,17 @@ def _outputs_fade(facts: Facts) -> bool:
 
 def _norm(site: Seen) -> float:
     return (site.rms or 0.0) * float(np.sqrt(site.count))
+
+
+def _recurrent(facts: Facts) -> list[str]:
+    """Modules that work step by step in time: torch's recurrent ones, and those called eight times or more in a pass."""
+    often = {site.module for site in facts.of_phase("forward") if site.call >= 7}
+    return [path for path, kind in facts.modules.items() if path in often or kind.startswith(("RNN", "GRU", "LSTM"))]
+
+
+def _weight_norm(facts: Facts) -> float:
+    """L2 norm over all trainable parameters."""
+    return float(np.sqrt(sum(_norm(facts.parameters[n]) ** 2 for n in facts.trainable if n in facts.parameters)))
 
 
 def _growing_calls(facts: Facts) -> tuple[str, float, int] | None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from tracehooks.analysis.rules.facts import Facts
 from tracehooks.analysis.rules.rule import Found, rule
+from tracehooks.core.records import Severity
 
-BOUND_SHARE, BOUND_SECONDS = 0.5, 0.02
-STALL_FACTOR, STALL_SECONDS = 20.0, 1.0
+BOUND_SHARE, BOUND_SECONDS = 0.5, 0.01
+STALL_FACTOR, STALL_SECONDS, PAUSE_SECONDS = 20.0, 1.0, 0.25
 GRAPH_GROWTH = 2.0
 
 
@@ -18,7 +19,7 @@ GRAPH_GROWTH = 2.0
     sees="training that waits for its data: all the time, or in one step",
     threshold=f"more than {BOUND_SHARE:.0%} of the time of a step without its recording, and "
     f"{BOUND_SECONDS * 1000:.0f} ms, as medians over five or more steps after the first; or one wait of "
-    f"{STALL_SECONDS:g} s and {STALL_FACTOR:g} ordinary steps",
+    f"{STALL_SECONDS:g} s and {STALL_FACTOR:g} ordinary steps, a note from {PAUSE_SECONDS:g} s",
     source="time from the end of a step to the start of the next forward pass, by the host's clock",
     next_check="time the loader alone; more workers, a cheaper transform, or the file system",
     symptoms=("slow",),
@@ -40,12 +41,13 @@ def stall(facts: Facts) -> Iterator[Found]:
         yield Found("warning", text, int(steps[0]), "", {"share": share, "seconds": usual, "cause": "loader_wait"})
         return
     worst = int(np.argmax(waits))
-    if waits[worst] > max(STALL_SECONDS, STALL_FACTOR * float(np.median(wholes))):
+    if waits[worst] > max(PAUSE_SECONDS, STALL_FACTOR * float(np.median(wholes))):
         ordinary = float(np.median(wholes))
         text = (
             f"before step {steps[worst]} training waited {waits[worst]:.2f} s, an ordinary step takes {ordinary:.3g} s"
         )
-        yield Found("warning", text, int(steps[worst]), "", {"seconds": float(waits[worst]), "cause": "loader_wait"})
+        severity: Severity = "warning" if waits[worst] > STALL_SECONDS else "info"
+        yield Found(severity, text, int(steps[worst]), "", {"seconds": float(waits[worst]), "cause": "loader_wait"})
 
 
 @rule(
