@@ -67,7 +67,7 @@ class _Desk:
         )
         if interval is not None:
             self.curves.interval(interval, learning_rate=learning_rate, logit_scale=float(outcome.scale), amp=amp)
-            self.trace.scalar("loss", interval.loss)
+            self.trace.scalar("interval_loss", interval.loss)  # each step's own is recorded as loss
         self.display.advance(None if interval is None else f"loss {interval.loss:.3f}")
         return interval
 

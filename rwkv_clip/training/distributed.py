@@ -184,10 +184,11 @@ def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Put back what :func:`full_optimizer_state` returned; rates, betas and weight decay stay as they are now."""
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
-
     if not state:
         return
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     bare = unwrap_model(model)
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     names = {id(parameter): name for name, parameter in bare.named_parameters()}
@@ -195,3 +196,8 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sta
     set_optimizer_state_dict(bare, optimizer, {"state": state, "param_groups": groups}, options=_whole())
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)
+    if isinstance(bare.logit_scale, DTensor):  # a scalar's state comes back as ordinary tensors
+        kept, like = optimizer.state[bare.logit_scale], bare.logit_scale
+        kept |= {
+            name: distribute_tensor(kept[name], like.device_mesh, like.placements) for name in kept if name != "step"
+        }

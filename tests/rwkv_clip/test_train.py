@@ -130,10 +130,10 @@ def test_a_trace_is_attached_and_closed(recorder, tmp_path, small_flags, capsys)
     assert options["every"] == 3
     assert options["optimizer"].param_groups[0]["params"][0] in set(model.parameters())
     assert [name for name, _ in recorder.scalars] == [
-        "loss",
+        "interval_loss",
         "zero_shot_accuracy",
-        "loss",
-        "loss",
+        "interval_loss",
+        "interval_loss",
         "zero_shot_accuracy",
     ]
     assert recorder.exits == [None]

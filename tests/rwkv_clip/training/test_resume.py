@@ -92,7 +92,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path, flags, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "more"), [(1, ""), (2, ""), (2, "--fsdp"), (2, "--gradient-acc 2 --workers 1")])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [(1, ""), (2, ""), (2, "--fsdp"), (2, "--gradient-acc 2 --batch-size 3 --workers 1")]
+)
 def test_killed_at_many_moments(tmp_path, flags, ranks, more):
     """Six kills in one run, in each of four runs, change no bit; sharded, in micro-batches and with workers too."""
     flags = [*flags, *more.split()]
