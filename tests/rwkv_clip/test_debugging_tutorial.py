@@ -83,7 +83,7 @@ def test_the_run_goes_nan_and_is_mended(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     results = [typed(words, capsys) for words in commands()]
     statuses, printed = zip(*results, strict=True)
-    broken, norms, rates, before, first, weights, keys, other_precision, other_rate, mended, longer = printed
+    broken, losses, rates, before, first, weights, keys, other_precision, other_rate, mended, longer = printed
     assert statuses == (0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
 
     assert last_loss(broken) == "nan"
@@ -91,8 +91,8 @@ def test_the_run_goes_nan_and_is_mended(tmp_path, monkeypatch, capsys):
     assert skipped[0] == 0
     assert skipped[-1] > 20
     assert accuracies(broken)[1] < accuracies(broken)[0]
-    assert "NaN" in norms or "nan" in norms
-    assert len(rates.splitlines()) == 6
+    assert "nan" in losses.lower()
+    assert float(rates.split()[-1]) > 3 * 0.02
     assert "RWKV_CLIP_model_1.pt: sound" in before
     assert re.search(r"step \d+, forward, module text_model\.blocks\.0\.att", first)
     assert "fp16_overflow" in first

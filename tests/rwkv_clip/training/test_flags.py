@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from rwkv_clip import InputError, train
+from rwkv_clip import InputError, train, wkv
 from rwkv_clip.data.loading import load_steps
 from rwkv_clip.mixing import TimeMix
 from rwkv_clip.towers import DropPath, Layer
 from rwkv_clip.training.distributed import Place
 from rwkv_clip.training.flags import build_parser, parse_args
 from rwkv_clip.training.run import Run, build, computing
-from rwkv_clip.wkv import FORWARD
 from rwkv_clip.wkv.reference import wkv6_reference
 
 CPU = Place(torch.device("cpu"))
@@ -502,7 +501,7 @@ def _(bench):
 @proves("--wkv-engine")
 def _(bench):
     used = []
-    bench.monkeypatch.setitem(FORWARD, "reference", lambda *args: used.append(1) or wkv6_reference(*args))
+    bench.monkeypatch.setitem(wkv.FORWARD, "reference", lambda *args: used.append(1) or wkv6_reference(*args))
     bench.weights("--wkv-engine", "chunked", steps=1)
     assert not used
     bench.weights("--wkv-engine", "reference", steps=1)
