@@ -18,7 +18,7 @@ MOST = 10_000
 """Recording is never rarer than every so many eligible steps."""
 LATEST = 9
 """Steps of each kind over which medians are taken."""
-WARM_UP = 2
+WARM_UP = 1
 """First steps, which cost more than others and are not measured."""
 
 Notice = tuple[str, str, str, dict[str, Any]]
