@@ -17,11 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
-STEPS = 6
-
-NOTED = {"methods_only", "structures", "views"}
-"""Subjects with a parameter that takes no part in their loss."""
-
 
 @pytest.mark.parametrize("build", HEALTHY, ids=lambda build: build.__name__)
 def test_a_healthy_run_gives_nothing(build: Callable[[], Case], diagnosed: Diagnose) -> None:
