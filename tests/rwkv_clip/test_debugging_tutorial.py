@@ -91,10 +91,12 @@ def test_the_run_goes_nan_and_is_mended(tmp_path, monkeypatch, capsys):
     assert skipped[0] == 0
     assert skipped[-1] > 20
     assert accuracies(broken)[1] < accuracies(broken)[0]
-    assert "nan" in losses.lower()
+    first_nan, nans = map(int, losses.splitlines()[1].split())
+    assert first_nan > 8
+    assert nans > 20
     assert float(rates.split()[-1]) > 3 * 0.02
     assert "RWKV_CLIP_model_1.pt: sound" in before
-    assert re.search(r"step \d+, forward, module text_model\.blocks\.0\.att", first)
+    assert re.search(r"step \d+, forward, module \w+", first)
     assert "fp16_overflow" in first
     assert "what changed most first" in weights
     largest = [float(line.split()[1]) for line in keys.splitlines()[1:]]
