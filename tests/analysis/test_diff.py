@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.strategies import built, edited, rows_in, traces
@@ -76,6 +76,7 @@ def test_diff_mirrors(pair: tuple[dict[int, Any], dict[int, Any]]) -> None:
     """diff(b, a) has the rows of diff(a, b) with the sides exchanged, and the same verdict."""
     a, b = built(pair[0]), built(pair[1])
     there, back = diff(a, b), diff(b, a)
+    assume(not there.guessed)  # rows of renamed modules go by the name that the second run has
     assert _judged(there) == sorted((key, MIRROR.get(status, status), number) for key, status, number in _judged(back))
     assert there.identical == back.identical
     assert there.within_tolerance == back.within_tolerance
