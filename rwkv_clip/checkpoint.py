@@ -50,7 +50,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())
         part.replace(path)
-    except BaseException:
+    except BaseException:  # an interrupt, too, must not leave half a file behind
         part.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)

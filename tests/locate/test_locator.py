@@ -14,16 +14,6 @@ import tracehooks
 from tests.locate.failures import FAILURES, Failure
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_seed():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch.set_num_threads(threads)
-
-
 def recorded(folder: Path, model, step, steps=3, **options):
     with tracehooks.attach(model, folder / "run", quiet=True, **options):
         for i in range(steps):

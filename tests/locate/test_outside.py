@@ -18,17 +18,6 @@ from tracehooks.capture import watch
 
 from .test_locator import recorded
 
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_seed():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch.set_num_threads(threads)
-
-
 HERE = str(Path(__file__))
 
 

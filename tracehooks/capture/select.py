@@ -85,12 +85,6 @@ def behind_fast_path(modules: dict[str, nn.Module]) -> set[int]:
     return {id(inner) for layer in layers for inner in layer.modules()}
 
 
-def children_of(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
-    """Each module with the identities of its children: what changes when somebody swaps a module."""
-    for module in modules.values():
-        yield module, tuple(map(id, module._modules.values()))
-
-
 def _canonical(path: str) -> str:
     # the root is unwrapped, so a leading "module" is the user's own name here
     return names.canonical(f".{path}").lstrip(".")

@@ -220,6 +220,11 @@ def anything_active() -> bool:
     return bool(_dispatch_modes() or _function_modes()) or _peek_interpreter() is not None or capturing()
 
 
+def undisturbed_where_needed() -> contextlib.AbstractContextManager[Any]:
+    """`undisturbed` where modes or functorch levels are active, else the little that is enough."""
+    return undisturbed() if modes_active() else without_torch_function()
+
+
 def silence_backward(module: torch.nn.Module) -> None:
     """Take every hook on a module's backward off it."""
     module._backward_hooks.clear()

@@ -204,7 +204,7 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
             try:
                 with torch_internals.without_torch_function():
                     self._after(func, kind, args, kwargs, output, before)
-            except Exception as error:
+            except Exception as error:  # nor may what it returned
                 self._give_up(error)
         return output
 

@@ -143,7 +143,7 @@ class Replay:
             with torch.no_grad():
                 self.taken.put_back(self.root)
             self._run()
-        except Exception as error:
+        except Exception as error:  # the user's code, run a second time, may raise anything: the answer says so
             self.failed = error
         finally:
             now.restore()

@@ -96,7 +96,7 @@ def _run(act: Callable[[], Any]) -> Any:
         return act()
     except (TracehooksError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the user's own model and loss raise: the commit does not run
         raise _DoesNotRunError from error
 
 

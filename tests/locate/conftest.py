@@ -1,0 +1,14 @@
+"""What every test of the locator starts from."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(threads)
