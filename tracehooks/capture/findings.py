@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
     found: list[tuple[tuple[int, ...], Site, FirstNonFinite]] = []
     rows = drained.rows
     for i in map(int, np.flatnonzero(_bad(rows, scaled))):
-        head = rows.head_of(i)
+        head = rows.heads[i]
         place, step = head.place, int(rows.steps[i])
         late = not (step == 0 and place.phase == "parameter")
         site = place.phase, place.module, place.slot, head.training
@@ -44,40 +44,50 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
         if _watched_bad(seen, scaled):
             site = seen.place.phase, seen.place.module, seen.place.slot, seen.training
             found.append(((True, seen.step, seen.seq), site, _of_watched(seen)))
-    for seq, step, name, value in drained.scalars:
-        if name == "loss" and not math.isfinite(value):
-            found.append(((True, step, seq), ("loss", "", "", True), _of_loss(step, value)))
-        if name == "ema/distance" and not math.isfinite(value):
-            found.append(((True, step, seq), ("ema", "", "", True), _of_average(step, value)))
+    for one, value in drained.scalars:
+        if one.name in _OF_SCALARS and not math.isfinite(value):
+            site, of = _OF_SCALARS[one.name]
+            found.append(((True, one.step, one.seq), site, of(one.step, value)))
     yield from ((site, first) for _, site, first in sorted(found, key=lambda entry: entry[0]))
 
 
 def root_outputs(drained: Drained, step: int) -> dict[tuple[int, str], bool]:
     """Of each output of the root in a step, by (micro, slot), whether it is not finite."""
     rows = drained.rows
-    chosen = rows.that(lambda head: head.place[:2] == ("forward", "") and not head.place.recompute) & (
-        rows.steps == step
-    )
+    chosen = rows.heads.that(_of_root_output) & (rows.steps == step)
     bad = rows.nonfinite()
-    places = ((rows.head_of(i).place, bool(bad[i])) for i in map(int, np.flatnonzero(chosen)))
+    places = ((rows.heads[i].place, bool(bad[i])) for i in map(int, np.flatnonzero(chosen)))
     return drained.watched_outputs | {(place.micro, place.slot): found for place, found in places}
 
 
 def skipped_steps(drained: Drained) -> list[int]:
     """Steps that a fused optimizer skipped because a GradScaler told it of non-finite gradients."""
-    return [step for _, step, name, value in drained.scalars if name == "found_inf" and value > 0]
+    return [one.step for one, value in drained.scalars if one.name == "found_inf" and value > 0]
 
 
 def gradient_norm(drained: Drained) -> float | None:
     """L2 norm over all parameter gradients of a flush; NaN or inf when one holds such; None when there is none."""
-    chosen = drained.rows.that(_of_gradient)
+    chosen = drained.rows.heads.that(of_gradient)
     if not chosen.any():
         return None
     return l2_norm({name: drained.rows.columns[name][chosen] for name in ("count", "nan", "posinf", "neginf", "rms")})
 
 
-def _of_gradient(head: Head) -> bool:
+def of_gradient(head: Head) -> bool:
+    """Whether its rows are gradients of parameters."""
     return head.place.phase in GRADIENTS
+
+
+def _of_backward(head: Head) -> bool:
+    return head.place.phase in ("backward", *GRADIENTS)
+
+
+def _may_be_masked(head: Head) -> bool:
+    return head.place.phase in MAY_BE_MASKED
+
+
+def _of_root_output(head: Head) -> bool:
+    return head.place[:2] == ("forward", "") and not head.place.recompute
 
 
 def _watched_bad(seen: Seen, scaled: bool) -> bool:
@@ -96,14 +106,14 @@ def _bad(rows: Resolved, scaled: bool) -> NDArray[np.bool_]:
     alarming = (columns["nan"] > 0) | (columns["posinf"] > 0) | (columns["neginf"] > 0)
     if alarming.any():
         masked = (columns["nan"] == 0) & (columns["posinf"] == 0)
-        alarming &= ~(masked & rows.that(lambda head: head.place.phase in MAY_BE_MASKED))
+        alarming &= ~(masked & rows.heads.that(_may_be_masked))
     if scaled:
-        alarming &= ~rows.that(lambda head: head.place.phase in ("backward", *GRADIENTS))
+        alarming &= ~rows.heads.that(_of_backward)
     return np.asarray(alarming, dtype=np.bool_)
 
 
 def _of_row(rows: Resolved, i: int) -> FirstNonFinite:
-    head = rows.head_of(i)
+    head = rows.heads[i]
     names = ("count", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "rms", "absmax")
     values = {name: rows.columns[name][i].item() for name in names}
     finite = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
@@ -159,7 +169,13 @@ def _of_average(step: int, distance: float) -> FirstNonFinite:
     return FirstNonFinite(step=step, phase="update", module=None, value=kind, message=message)
 
 
+_OF_SCALARS: dict[str, tuple[Site, Callable[[int, float], FirstNonFinite]]] = {
+    "loss": (("loss", "", "", True), _of_loss),
+    "ema/distance": (("ema", "", "", True), _of_average),
+}
+
+
 def any_nonfinite_gradient(drained: Drained) -> bool:
     """Whether a parameter gradient of this flush holds a NaN or an infinity."""
     seen = any(seen.place.phase in GRADIENTS for seen in drained.watched)
-    return seen or bool((drained.rows.nonfinite()[drained.rows.that(_of_gradient)] > 0).any())
+    return seen or bool((drained.rows.nonfinite()[drained.rows.heads.that(of_gradient)] > 0).any())

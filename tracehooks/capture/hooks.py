@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tracehooks.capture.places import Place
+from tracehooks.capture.places import Place, Site
 
 if TYPE_CHECKING:
     from tracehooks.capture.session import Session
@@ -49,20 +49,20 @@ class OutputHook(Hook):
     def __init__(self, session: Session, path: str, module: nn.Module) -> None:
         super().__init__(session)
         self.path, self.type = path, type(module).__name__
-        self.sites: dict[tuple[str, int, int, bool], tuple[Place, GradientHook]] = {}
+        self.sites: dict[tuple[str, int, int, bool], tuple[Site, GradientHook]] = {}
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = self.session
         if session.live and not torch.compiler.is_compiling():
             session.module_returned((self, args), output)
 
-    def site(self, slot: str, call: int, micro: int, recompute: bool) -> tuple[Place, GradientHook]:
+    def site(self, slot: str, call: int, micro: int, recompute: bool) -> tuple[Site, GradientHook]:
         """Where a tensor of this module is seen, and the hook for its gradient: made once."""
         key = slot, call, micro, recompute
         known = self.sites.get(key)
         if known is None:
             place = Place("forward", self.path, self.type, *key)
-            known = place, GradientHook(self.session, place._replace(phase="backward"))
+            known = Site(place), GradientHook(self.session, Site(place._replace(phase="backward")))
             if place.returns:
                 self.sites[key] = known
         return known
@@ -141,16 +141,16 @@ class GradientHook(Hook):
     """Tensor hook for d loss / d tensor of one site. It holds the site, never the tensor."""
 
     __torch_unserializable__ = True  # torch.save drops it without a warning
-    __slots__ = ("place",)
+    __slots__ = ("site",)
 
-    def __init__(self, session: Session, place: Place) -> None:
+    def __init__(self, session: Session, site: Site) -> None:
         super().__init__(session)
-        self.place = place
+        self.site = site
 
     def __call__(self, gradient: Tensor | None) -> None:
         # None comes where a custom function sends nothing back
         if gradient is not None and not torch.compiler.is_compiling():
-            self.session.gradient_arrived(self.place, gradient)
+            self.session.gradient_arrived(self.site, gradient)
 
 
 class BackwardSeen(Hook):
@@ -183,7 +183,7 @@ class TensorHooks:
         leaf = tensor.grad_fn is None
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         if leaf:  # it lives on: one hook for each row of it, the latest
-            key = id(tensor), hook.place[1:5] if isinstance(hook, GradientHook) else hook.slot
+            key = id(tensor), hook.site.place[1:5] if isinstance(hook, GradientHook) else hook.slot
             if key in self._leaves:
                 self._leaves[key].remove()
             self._leaves[key] = handle

@@ -14,7 +14,7 @@ from tracehooks.capture import optimizers, torch_internals
 from tracehooks.capture.inspection import Inspection
 from tracehooks.capture.optimizers import Optimizers
 from tracehooks.capture.parameters import Census, Held, held_parameters
-from tracehooks.capture.places import Place
+from tracehooks.capture.places import Place, Site
 from tracehooks.capture.recorder import Recorder
 from tracehooks.capture.updates import UpdateProbe
 from tracehooks.core.config import Config
@@ -32,7 +32,7 @@ class ModelState:
         self.census = Census(root)
         self.optimizers = Optimizers(self.census.parameters)
         self._probe = UpdateProbe()
-        self._known_places: dict[tuple[str, str, str], Place] = {}
+        self._known_sites: dict[tuple[str, str, str], Site] = {}
         self._recorded: set[tuple[str, int]] = set()
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ class ModelState:
             return
         for phase, group in (("parameter", self.census.parameters), ("buffer", self.census.buffers)):
             now = list(self._unrecorded(phase, group))
-            self._recorder.tensors([held.tensor for held in now], self._places(phase, now))
+            self._recorder.tensors([held.tensor for held in now], self._sites(phase, now))
 
     def record_gradients(self, phase: str, optimizer: Optimizer | None = None) -> None:
         """Gradients of the parameters that an optimizer holds, and of those that no known optimizer does; of all
@@ -91,17 +91,17 @@ class ModelState:
         if "gradients" not in self._wants:
             return
         held, gradients = self._gradients(phase, optimizer)
-        self._recorder.tensors(gradients, self._places(phase, held))
+        self._recorder.tensors(gradients, self._sites(phase, held))
 
     def watch_gradients(self, optimizer: Optimizer | None) -> None:
         """Watch gradients in a step that records none."""
         held, gradients = self._gradients("gradient", optimizer)
-        self._recorder.watch_gradients(gradients, self._places("gradient", held))
+        self._recorder.watch_gradients(gradients, self._sites("gradient", held))
 
     def watch_results(self, optimizer: Optimizer) -> None:
         """Watch what a step that records none left: the parameters it changed, and buffers."""
         for phase, group in (("update", self._held_by(optimizer)), ("buffer", self.census.buffers)):
-            self._recorder.tensors([held.tensor for held in group], self._places(phase, group))
+            self._recorder.tensors([held.tensor for held in group], self._sites(phase, group))
 
     def look(self, optimizer: Optimizer) -> None:
         """Remember values before the step, to tell what it did."""
@@ -111,11 +111,11 @@ class ModelState:
     def record_updates(self, optimizer: Optimizer) -> None:
         """What the step did, and the optimizer's state if asked for."""
         changed, changes = self._probe.changes()
-        self._recorder.tensors(changes, self._places("update", changed), [held.tensor for held in changed])
+        self._recorder.tensors(changes, self._sites("update", changed), [held.tensor for held in changed])
         if "optimizer_state" in self._wants:
             for held in self.census.parameters:
                 for slot, tensor in optimizers.state_tensors(optimizer, held):
-                    self._recorder.tensor(tensor, self._place("optimizer", held)._replace(slot=slot))
+                    self._recorder.tensor(tensor, self._site("optimizer", held, slot))
 
     def record_settings(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped: learning rates, numbered over the groups of all optimizers."""
@@ -176,15 +176,15 @@ class ModelState:
         held = [one for one in self._unrecorded(phase, self._of(optimizer)) if one.tensor.grad is not None]
         return held, [optimizers.unscaled(one.tensor.grad, scale) for one in held if one.tensor.grad is not None]
 
-    def _places(self, phase: str, group: Iterable[Held]) -> list[Place]:
-        return [self._place(phase, held) for held in group]
+    def _sites(self, phase: str, group: Iterable[Held]) -> list[Site]:
+        return [self._site(phase, held, held.slot) for held in group]
 
-    def _place(self, phase: str, held: Held) -> Place:
-        key = phase, held.module, held.slot
-        place = self._known_places.get(key)
-        if place is None:
-            place = self._known_places[key] = Place(phase, held.module, held.type, held.slot)
-        return place
+    def _site(self, phase: str, held: Held, slot: str) -> Site:
+        key = phase, held.module, slot
+        site = self._known_sites.get(key)
+        if site is None:
+            site = self._known_sites[key] = Site(Place(phase, held.module, held.type, slot))
+        return site
 
     def _unrecorded(self, phase: str, group: Iterable[Held]) -> Iterator[Held]:
         for held in group:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracehooks.capture import findings
+from tracehooks.capture.batches import batches
 from tracehooks.capture.recorder import Drained, Recorder, Sent
 from tracehooks.core.config import Config
-from tracehooks.core.records import Batch, FirstNonFinite, Sink
+from tracehooks.core.records import FirstNonFinite, Sink
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Outbox:
         self._recorder, self._config, self._locate = recorder, config, locate
         self._dismissed: set[findings.Site] = set()
         self._under_way: deque[Parcel] = deque()
-        self._pending: list[Batch] = []
+        self._pending: list[Drained] = []
         self._failures: set[str] = set()
 
     def flush(self, scaled: bool, optimizer: str = "", number: int = 0) -> None:
@@ -83,7 +84,7 @@ class Outbox:
 
     def _judge(self, parcel: Parcel) -> bool:
         drained = parcel.sent.open()
-        self._pending += drained.batches
+        self._pending.append(drained)
         for step in findings.skipped_steps(drained):
             self.note_skipped(parcel.optimizer, step)
         norm = findings.gradient_norm(drained)
@@ -92,13 +93,14 @@ class Outbox:
             self._recorder.scalar(name, norm, step=parcel.sent.step)
         if self.first is None:
             self._look_for_first(drained, parcel)
-        self._pending += self._recorder.send().open().batches
+        self._pending.append(self._recorder.send().open())
         return findings.any_nonfinite_gradient(drained)
 
     def _write(self) -> None:
         pending, self._pending = self._pending, []
-        if pending and not self.stopped:
-            self._safely(lambda: self.sink.write(pending))
+        made = batches(pending) if not self.stopped else []
+        if made:
+            self._safely(lambda: self.sink.write(made))
 
     def note_skipped(self, optimizer: str, step: int) -> None:
         """A GradScaler skipped the step of an optimizer."""

@@ -58,11 +58,16 @@ class Packing:
                 numbers[i] = number
         return numbers
 
+    @property
+    def finite(self) -> bool:
+        """Whether all rows are on the host and tell of finite values alone."""
+        return not self._homes and not any(stats.nonfinite_rows(block) for block in self._host())
+
     def send(self, numbers: list[int], transfer: Transfer) -> Callable[[], NDArray[np.int64]]:
         """Forget all rows. Those of these numbers as one matrix on the host, once the transfer has arrived."""
         on_host = self._in_full + self._used
         self._usual = min(max(self._usual, on_host), LARGEST_BLOCK)
-        host = np.concatenate([block.numpy() for block in [*self._full, self._block[: self._used]]])
+        host = np.concatenate(self._host())
         sent = {device: transfer.add(rows.leave()) for device, rows in self._devices.items()}
         homes, self._homes = self._homes, []
         self._full, self._in_full, self._used = [], 0, 0
@@ -79,6 +84,9 @@ class Packing:
             return np.concatenate(parts)[place[order]]
 
         return matrix
+
+    def _host(self) -> list[NDArray[np.int64]]:
+        return [block.numpy() for block in [*self._full, self._block[: self._used]]]
 
     def _measure_group(self, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
         count = len(tensors)

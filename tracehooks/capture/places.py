@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from tracehooks.capture import torch_internals
+
 FEW_PASSES, FEW_CALLS = 32, 512
 """What is remembered of a place is kept for so many passes of a step and calls of a pass."""
 
@@ -36,3 +41,32 @@ class Head:
     shape: tuple[int, ...]
     training: bool
     """Whether the forward pass under way computes gradients: not written."""
+
+
+class Site:
+    """A place, and the head that its last row had: the next one has the same, as a rule."""
+
+    __slots__ = ("_device", "_dtype", "_head", "place")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._head: Head | None = None
+        self._dtype: torch.dtype | None = None
+        self._device: torch.device | None = None
+
+    def head(self, x: Tensor, training: bool) -> Head:
+        """The head of a tensor's row here."""
+        known = self._head
+        shape = x.shape if x.layout is torch.strided and not x.is_nested else torch_internals.sizes(x)
+        if (
+            known is not None
+            and known.shape == shape
+            and x.dtype is self._dtype
+            and known.training is training
+            and x.device == self._device
+        ):
+            return known
+        self._dtype, self._device = x.dtype, x.device
+        made = Head(self.place, str(x.dtype).removeprefix("torch."), str(x.device), torch_internals.sizes(x), training)
+        self._head = made
+        return made

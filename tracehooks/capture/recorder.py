@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,31 +20,39 @@ from tracehooks import stats
 from tracehooks.capture import torch_internals
 from tracehooks.capture.measured import Measured
 from tracehooks.capture.packing import Packing
-from tracehooks.capture.places import Head, Place
-from tracehooks.capture.rows import Resolved, Rows
+from tracehooks.capture.places import Head, Site
+from tracehooks.capture.rows import Heads, Resolved, Rows
 from tracehooks.capture.transfer import Transfer
 from tracehooks.capture.watch import Seen, Watch
-from tracehooks.core.records import Batch
-from tracehooks.stats.masks import summarize_mask, unpack_masks
+from tracehooks.stats.masks import summarize_mask
 
 FULL = 50_000
 """Rows kept in memory at most before they go to the sink in the middle of a step."""
 JUDGED = ("loss", "ema/distance", "found_inf")
 """Scalars that say by themselves that something is wrong."""
-MAX_HEADS = 100_000
-"""Heads of rows that are remembered at most."""
 
-Pending = tuple[int, int, int, int, str, float | Tensor]
-"""A scalar on its way: step, micro, time_ns, seq, name, value."""
+
+class Number(NamedTuple):
+    """A row of the scalars table; its value may be on a device still."""
+
+    step: int
+    micro: int
+    time_ns: int
+    seq: int
+    name: str
+    value: float | Tensor
 
 
 class Drained(NamedTuple):
     """What one flush takes out of the recorder."""
 
-    batches: list[Batch]
     rows: Resolved
-    scalars: list[tuple[int, int, str, float]]
-    """(seq, step, name, value)."""
+    scalars: list[tuple[Number, float]]
+    """With their values."""
+    masks: list[tuple[Any, ...]]
+    samples: list[tuple[Any, ...]]
+    events: list[tuple[Any, ...]]
+    """Of the other tables, as `batches` makes them."""
     watched: list[Seen]
     """Tensors of steps that record none, which are not finite."""
     watched_outputs: dict[tuple[int, str], bool]
@@ -87,12 +94,12 @@ class Recorder:
         self._seq = itertools.count()
         self._rows = Rows()
         self._packing = Packing(spec)
-        self._scalars: list[Pending] = []
+        self._scalars: list[Number] = []
         self._masks: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
         self._events: list[tuple[Any, ...]] = []
         self._measured = Measured()
-        self._heads: dict[tuple[Any, ...], Head] = {}
+        self._sequences: dict[tuple[Head, ...], Heads] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -107,40 +114,40 @@ class Recorder:
         self.step = step
         self._seq = itertools.count()
 
-    def tensor(self, x: Tensor, place: Place) -> None:
+    def tensor(self, x: Tensor, site: Site) -> None:
         """Measure a tensor."""
         if self.only_watching:
-            self.watch.tensor(x, place, (self.step, next(self._seq), self.training))
+            self.watch.tensor(x, site.place, (self.step, next(self._seq), self.training))
             return
         values = torch_internals.unwrapped(x)
         if values is None or not stats.measurable(values):
             return
-        known, returned = self._measured.find(values), place.phase == "forward"
+        known, returned = self._measured.find(values), site.place.phase == "forward"
         number = self._packing.measure(values) if known is None else known.number
         if known is None or (returned and not known.returned):
             self._measured.add(values, number, returned)
-        self._rows.add(self._head(values, place), self.step, next(self._seq), number)
+        self._rows.add(site.head(values, self.training), self.step, next(self._seq), number)
 
-    def tensors(
-        self, tensors: Sequence[Tensor], places: Sequence[Place], shown: Sequence[Tensor] | None = None
-    ) -> None:
+    def tensors(self, tensors: Sequence[Tensor], sites: Sequence[Site], shown: Sequence[Tensor] | None = None) -> None:
         """Measure many tensors in one call. ``shown``: tensors whose dtype and shape the rows say instead of theirs, for
         samples of larger ones."""
-        if not tensors:
-            return
         if self.only_watching:
+            places = [site.place for site in sites]
             self.watch.tensors(tensors, places, (self.step, next(self._seq), self.training))
             return
-        kept = []
-        for x, place, like in zip(tensors, places, tensors if shown is None else shown, strict=True):
-            values, named = torch_internals.unwrapped(x), torch_internals.unwrapped(like)
+        kept, heads = [], []
+        for x, site, like in zip(tensors, sites, tensors if shown is None else shown, strict=True):
+            values = torch_internals.unwrapped(x)
+            named = values if like is x else torch_internals.unwrapped(like)
             if values is not None and named is not None and stats.measurable(values):
-                kept.append((values, self._head(named, place)))
-        for (_, head), number in zip(kept, self._packing.measure_many([values for values, _ in kept]), strict=True):
-            self._rows.add(head, self.step, next(self._seq), number)
+                kept.append(values)
+                heads.append(site.head(named, self.training))
+        if kept:
+            self._rows.extend(heads, self.step, self._seq, self._packing.measure_many(kept))
 
-    def watch_gradients(self, gradients: Sequence[Tensor], places: Sequence[Place]) -> None:
+    def watch_gradients(self, gradients: Sequence[Tensor], sites: Sequence[Site]) -> None:
         """Watch parameter gradients all at once; their norm is the scalar grad_norm."""
+        places = [site.place for site in sites]
         norm = self.watch.norms(gradients, places, (self.step, next(self._seq), self.training))
         if norm is not None:
             self.scalar("grad_norm", norm)
@@ -162,7 +169,8 @@ class Recorder:
             if held is None:  # a fake tensor has no value
                 return
             value = held.detach().clone()
-        self._scalars.append((self.step if step is None else step, micro, time.time_ns(), next(self._seq), name, value))
+        when = self.step if step is None else step, micro, time.time_ns(), next(self._seq)
+        self._scalars.append(Number(*when, name, value))
 
     def mask(self, x: Tensor, module: str, slot: str, micro: int, convention: str | None) -> None:
         """Emptiness of a mask. ``convention`` None: it is told from the values."""
@@ -207,12 +215,12 @@ class Recorder:
 
     @property
     def nothing_to_judge(self) -> bool:
-        """Whether what was kept is known without waiting to hold nothing that anybody would ask about: no rows, and only
-        finite values."""
+        """Whether what was kept is known without waiting to hold nothing that anybody would ask about: only finite
+        values."""
         return (
-            not len(self._rows)
+            self._packing.finite
             and self.watch.silent
-            and all(name not in JUDGED or _is_fine(name, value) for *_, name, value in self._scalars)
+            and all(one.name not in JUDGED or _is_fine(one.name, one.value) for one in self._scalars)
         )
 
     def send(self) -> Sent:
@@ -221,20 +229,24 @@ class Recorder:
         waiting, self._rows = self._rows, Rows()
         self._measured.forget()
         matrix = self._packing.send(waiting.packed, transfer)
-        scalars = self._scalars
-        values = [transfer.add(x) if isinstance(x, Tensor) else x for *_, x in scalars]
+        scalars = [(one, transfer.add(x) if isinstance(x := one.value, Tensor) else x) for one in self._scalars]
         masks = [(*head, transfer.add(packed)) for *head, packed in self._masks]
         samples = [(*head, transfer.add(hashes), ids) for *head, hashes, ids in self._samples]
         events, seen, outputs = self._events, self.watch.send(transfer), self.watch.drain_outputs()
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
 
         def drained() -> Drained:
-            rows = waiting.resolved(stats.unpack(matrix(), self.spec))
-            read = [float(value() if callable(value) else value) for value in values]
-            numbers = [(*head[:5], value) for head, value in zip(scalars, read, strict=True)]
-            batches = [rows.batch(), _scalars(numbers), _masks(masks), _samples(samples), _events(events)]
-            named = [(seq, step, name, value) for step, _, _, seq, name, value in numbers]
-            found = Drained([batch for batch in batches if len(batch)], rows, named, seen(), outputs)
+            rows = waiting.resolved(stats.unpack(matrix(), self.spec), self._sequences)
+            numbers = [(one, float(value() if callable(value) else value)) for one, value in scalars]
+            found = Drained(
+                rows,
+                numbers,
+                [(*head, packed()) for *head, packed in masks],
+                [(*head, hashes(), ids) for *head, hashes, ids in samples],
+                events,
+                seen(),
+                outputs,
+            )
             for reader in self.readers:
                 reader(found)
             return found
@@ -242,76 +254,8 @@ class Recorder:
         transfer.start()
         return Sent(self.step, self.training, transfer, drained)
 
-    def _head(self, x: Tensor, place: Place) -> Head:
-        """The head of a tensor's row, made once."""
-        if x.layout is not torch.strided or x.is_nested or not place.returns:
-            return _new_head(x, place, self.training)
-        key = place, x.dtype, x.shape, x.device, self.training
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= MAX_HEADS:  # shapes that never repeat
-                self._heads.clear()
-            head = self._heads[key] = _new_head(x, place, self.training)
-        return head
-
-
-def _new_head(x: Tensor, place: Place, training: bool) -> Head:
-    return Head(place, str(x.dtype).removeprefix("torch."), str(x.device), torch_internals.sizes(x), training)
-
 
 def _is_fine(name: str, value: float | Tensor) -> bool:
     if isinstance(value, Tensor) and not value.is_cpu:
         return False
     return math.isfinite(float(value)) and name != "found_inf"
-
-
-def _scalars(rows: list[tuple[int, int, int, int, str, float]]) -> Batch:
-    return Batch(
-        "scalars",
-        {
-            **_when(rows),
-            "name": [row[4] for row in rows],
-            "value": np.array([row[5] for row in rows], dtype=np.float64),
-        },
-    )
-
-
-def _masks(rows: list[tuple[Any, ...]]) -> Batch:
-    shapes = [row[6] for row in rows]
-    return Batch(
-        "masks",
-        {
-            **_when(rows),
-            "seq": np.array([row[3] for row in rows], dtype=np.int64),
-            "module": [row[4] for row in rows],
-            "slot": [row[5] for row in rows],
-            "shape": shapes,
-            **unpack_masks([row[7]().tolist() for row in rows], shapes),
-        },
-    )
-
-
-def _samples(groups: list[tuple[Any, ...]]) -> Batch:
-    columns: dict[str, list[Any]] = {name: [] for name in ("step", "micro", "time_ns", "index", "name", "split")}
-    columns["source_id"] = []
-    hashes = []
-    for step, micro, time_ns, name, split, found, source_ids in groups:
-        values = found().numpy().astype(np.uint64)
-        n = len(values)
-        hashes.append(values)
-        repeated = {"step": step, "micro": micro, "time_ns": time_ns, "name": name, "split": split}
-        for column, value in repeated.items():
-            columns[column].extend([value] * n)
-        columns["index"].extend(range(n))
-        columns["source_id"].extend(list(source_ids) if source_ids is not None else [None] * n)
-    hash_column = np.concatenate(hashes) if hashes else np.zeros(0, dtype=np.uint64)
-    return Batch("samples", {**columns, "hash": hash_column})
-
-
-def _events(rows: list[tuple[Any, ...]]) -> Batch:
-    names = ("seq", "kind", "severity", "module", "slot", "message", "details")
-    return Batch("events", {**_when(rows), **{name: [row[3 + i] for row in rows] for i, name in enumerate(names)}})
-
-
-def _when(rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    return {name: [row[i] for row in rows] for i, name in enumerate(("step", "micro", "time_ns"))}

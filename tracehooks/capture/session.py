@@ -22,7 +22,7 @@ from tracehooks.capture.losses import Losses
 from tracehooks.capture.model_state import ModelState
 from tracehooks.capture.outbox import Outbox
 from tracehooks.capture.passes import Passes
-from tracehooks.capture.places import Place
+from tracehooks.capture.places import Site
 from tracehooks.capture.recorder import Recorder
 from tracehooks.capture.steps import Steps
 from tracehooks.capture.taps import SWITCHBOARD
@@ -173,9 +173,9 @@ class Session:
         call = self.passes.next_call(hook.path, recompute)
         grad = self.recording and self._wants_gradients and torch.is_grad_enabled()
         for slot, tensor in (("output", output),) if type(output) is Tensor else leaves(output, "output"):
-            place, gradient_hook = hook.site(slot, call, self.steps.micro, recompute)
+            site, gradient_hook = hook.site(slot, call, self.steps.micro, recompute)
             if self._wants_outputs:
-                self.recorder.tensor(tensor, place)
+                self.recorder.tensor(tensor, site)
             if grad and tensor.requires_grad:
                 self.tensor_hooks.add(tensor, gradient_hook)
 
@@ -211,11 +211,11 @@ class Session:
     # ---- backward
 
     @swift_edge
-    def gradient_arrived(self, place: Place, gradient: Tensor) -> None:
+    def gradient_arrived(self, site: Site, gradient: Tensor) -> None:
         """The gradient of a forward row."""
         self._backward_reached()
         if self.recording:
-            self.recorder.tensor(gradient, place)
+            self.recorder.tensor(gradient, site)
 
     @edge
     def backward_reached(self, micro: int, slot: str, gradient: Tensor) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tracehooks.capture import torch_internals
-from tracehooks.capture.findings import GRADIENTS
+from tracehooks.capture.findings import of_gradient
 from tracehooks.capture.graph import Graph, leaf
 from tracehooks.capture.recorder import Drained
+from tracehooks.capture.rows import Resolved
 
 PATIENCE = 2
 """Steps running in which a gradient is all zero before its graph is looked at: one such step is usual where training
@@ -61,14 +62,24 @@ class VanishingPoint:
         if self._graph is not None and not self._handles:
             self._explained |= set(self._lost())
             self._graph = None
-        rows = drained.rows
-        counts, zeros = rows.columns["count"], rows.columns["zeros"]
-        for i in map(int, np.flatnonzero(rows.that(lambda head: head.place.phase in GRADIENTS)) if len(rows) else ()):
-            place = rows.head_of(i).place
-            name = f"{place.module}.{place.slot}".lstrip(".")
-            empty = counts[i] > 0 and counts[i] == zeros[i]
-            self._zero_for[name] = self._zero_for.get(name, 0) + 1 if empty else 0
+        if self._looks < LOOKS:
+            self._count(drained.rows)
         return found
+
+    def _count(self, rows: Resolved) -> None:
+        """For how many steps running the gradient of each parameter is all zero."""
+        gradients = rows.heads.that(of_gradient)
+        counts, zeros = rows.columns["count"], rows.columns["zeros"]
+        empty = gradients & (counts > 0) & (counts == zeros)
+        if not (self._zero_for or empty.any()):
+            return
+        for i in map(int, np.flatnonzero(gradients)):
+            place = rows.heads[i].place
+            name = f"{place.module}.{place.slot}".lstrip(".")
+            if empty[i]:
+                self._zero_for[name] = self._zero_for.get(name, 0) + 1
+            else:
+                self._zero_for.pop(name, None)
 
     def watch(self, graph: Graph, owners: dict[Any, str | None], names: dict[int, str]) -> None:
         """Look at the backward pass that begins: ``owners`` are modules of nodes, ``names`` those of parameters."""

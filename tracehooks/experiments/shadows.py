@@ -22,8 +22,9 @@ from tracehooks.analysis.culprits import Culprit
 from tracehooks.analysis.diff import Diff, diff
 from tracehooks.analysis.divergence import Divergence
 from tracehooks.capture import identity
+from tracehooks.capture.batches import batches
 from tracehooks.capture.leaves import leaves
-from tracehooks.capture.places import Place
+from tracehooks.capture.places import Place, Site
 from tracehooks.capture.recorder import Recorder
 from tracehooks.capture.select import named_modules, unwrap
 from tracehooks.core.config import Config
@@ -122,17 +123,17 @@ class _Pair:
             randomness.restore()
         for recorder, module, made in zip(self._recorders, (module_a, module_b), (output, shadowed), strict=True):
             for slot, tensor in leaves(made, "output"):
-                recorder.tensor(tensor, Place("forward", path, type(module).__name__, slot, call))
+                recorder.tensor(tensor, Site(Place("forward", path, type(module).__name__, slot, call)))
 
     def write(self, side: int, folder: Path) -> Path:
         """The outputs of one side and its parameters as a run."""
         recorder, model = self._recorders[side], self._models[side]
         for name, parameter in model.named_parameters():
             module, slot = split_parameter(name)
-            recorder.tensor(parameter, Place("parameter", module, "", slot))
+            recorder.tensor(parameter, Site(Place("parameter", module, "", slot)))
         config = Config(sketch=True, quiet=True)
         writer = RunWriter(folder / "ab"[side], identity.describe_run(model, config))
-        writer.write(recorder.send().open().batches)
+        writer.write(batches([recorder.send().open()]))
         writer.close()
         return folder / "ab"[side]
 

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor
 
 from tracehooks.stats import cpu, gpu, reference
-from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, unpack
+from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, nonfinite_rows, unpack
 from tracehooks.stats.plain import plain
 
 __all__ = [
-    "NAN", "NEGINF", "POSINF", "Spec", "fingerprints", "kernel_name", "measurable", "nonfinite", "summarize",
-    "summarize_many", "unpack",
+    "NAN", "NEGINF", "POSINF", "Spec", "fingerprints", "kernel_name", "measurable", "nonfinite", "nonfinite_rows",
+    "summarize", "summarize_many", "unpack",
 ]  # fmt: skip
 
 
 def measurable(x: Tensor) -> bool:
     """Whether a tensor has values to measure: not a meta tensor, and of a dtype that torch can convert."""
-    return not x.is_meta and not str(x.dtype).startswith("torch.float4")
+    return not x.is_meta and x.dtype not in _UNCONVERTIBLE
+
+
+_UNCONVERTIBLE = {dtype for name, dtype in vars(torch).items() if name.startswith("float4")}
 
 
 def summarize(x: Tensor, spec: Spec, out: Tensor | None = None) -> Tensor:

@@ -42,7 +42,7 @@ namespace tracehooks::portable {
 namespace tracehooks {
 namespace {
 
-constexpr int ABI = 4;
+constexpr int ABI = 5;
 constexpr int64_t BLOCKS_AT_A_TIME = 8;
 enum Status { DONE, UNSUPPORTED, OUT_OF_MEMORY };
 
@@ -292,12 +292,6 @@ EXPORTED void tracehooks_use_team(void *parallel) { pools().team.store(reinterpr
 
 // All take their arguments as one record of numbers and addresses, which costs ctypes least, and return a Status.
 
-struct Request {
-    const void *data;
-    int64_t count, packed;
-    int64_t *out;
-};
-
 // Packed row of `count` elements.
 EXPORTED int tracehooks_summarize(const void *record) {
     Request request;
@@ -335,11 +329,6 @@ struct Many {
         for (int64_t i; (i = next.fetch_add(1)) < count;)
             if (!alone(i)) take(i);
     }
-};
-
-struct ManyRequest {
-    const Request *requests;
-    int64_t count, threads;
 };
 
 // Packed rows of `count` tensors, by requests as tracehooks_summarize takes them.

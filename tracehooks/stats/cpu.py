@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from torch.nn import Parameter
 from tracehooks.stats.layout import INTEGERS, Spec
 from tracehooks.stats.plain import address, has_memory, plain
 
-ABI = 4
+ABI = 5
 PROCESS = os.getpid()
 BEST = -1
 """The level of the widest registers that the processor has; levels count from 0, which needs nothing special."""
@@ -59,7 +60,19 @@ ROWS_REQUEST = struct.Struct("=qqqqq")
 """Arguments of ``hash_rows``: address, rows, options, address of the hashes, bytes of a row."""
 
 Entry = Callable[[bytes], int]
-Door = Callable[[Tensor, Tensor, int], bool]
+
+
+class Door(Protocol):
+    """What door.cpp offers. It looks at tensors of torch's own two classes by itself; lists must be lists."""
+
+    def measure(self, x: Tensor, out: Tensor, flags: int) -> bool:
+        """Writes the row of a small tensor; whether it could."""
+
+    def measure_many(self, tensors: list[Tensor], out: Tensor, flags: int, threads: int) -> list[int] | None:
+        """Writes each tensor's row; the indices of those that it could not, None for all."""
+
+    def nonfinite(self, tensors: list[Tensor], threads: int) -> tuple[int, list[int]]:
+        """What tensors hold together, negative for all that it could not look at, and the indices of such."""
 
 
 class UnusableError(Exception):
@@ -80,7 +93,7 @@ class Library:
     levels: tuple[str, ...]
     """Names of the instruction sets that this processor has, from the most portable to the widest."""
     door: Door | None
-    """``measure`` of door.cpp, where the library has it."""
+    """The quick way in, where the library has it."""
 
 
 @cache
@@ -150,15 +163,13 @@ def _door(path: Path) -> Door | None:
         module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path)))
     except ImportError:
         return None
-    return module.measure if capsule is not None and module.connect(capsule) else None
+    return module if capsule is not None and module.connect(capsule, Tensor, Parameter) else None
 
 
 def measured(x: Tensor, spec: Spec, out: Tensor) -> bool:
     """Writes the statistics of a small tensor on the CPU to a row; whether x and out were such."""
-    kernel, kind = library(), type(x)
-    if kernel is None or kernel.door is None or not (kind is Tensor or kind is Parameter) or type(out) is not Tensor:
-        return False
-    return not x.is_neg() and kernel.door(x, out, spec.flags)
+    kernel = library()
+    return kernel is not None and kernel.door is not None and kernel.door.measure(x, out, spec.flags)
 
 
 def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = BEST) -> Tensor | None:
@@ -192,6 +203,9 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[i
     kernel = library()
     if kernel is None:
         return list(range(len(tensors)))
+    if kernel.door is not None:
+        left = kernel.door.measure_many(list(tensors), out, spec.flags, torch.get_num_threads())
+        return list(range(len(tensors))) if left is None else left
     requests, others, total = array("q"), [], 0
     row, stride, threads, flags = out.data_ptr(), out.stride(0) * out.itemsize, torch.get_num_threads(), spec.flags << 8
     for i, x in enumerate(tensors):
@@ -216,6 +230,9 @@ def nonfinite(tensors: Sequence[Tensor], *, level: int = BEST) -> tuple[int, lis
     kernel = library()
     if kernel is None:
         return 0, list(tensors)
+    if kernel.door is not None and level == BEST:
+        found, left = kernel.door.nonfinite(list(tensors), torch.get_num_threads())
+        return (found, [tensors[i] for i in left]) if found >= 0 else (0, list(tensors))
     requests, others, total = array("q"), [], 0
     threads = torch.get_num_threads()
     for x in tensors:

@@ -44,6 +44,11 @@ class Spec:
 Columns = dict[str, NDArray[Any] | None]
 
 
+def nonfinite_rows(packed: NDArray[np.int64]) -> bool:
+    """Whether any of these packed rows tells of a NaN or an infinity."""
+    return bool(packed[:, 1:4].any())
+
+
 def unpack(packed: NDArray[np.int64], spec: Spec) -> Columns:
     """Columns of the tensors table from packed rows.
 

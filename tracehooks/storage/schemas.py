@@ -18,6 +18,7 @@ TABLE_KEY = b"tracehooks.table"
 RANK = pa.field("rank", pa.int32())
 
 
+@cache
 def arrow_type(kind: ColumnType, *, encoded: bool) -> pa.DataType:
     """The Arrow type of a column's type; ``encoded`` keeps dictionary columns as dictionaries, else plain strings."""
     integers = pa.list_(pa.field("element", pa.int64(), nullable=False))

@@ -20,7 +20,7 @@ from tracehooks.storage.info import load_info, new_info, now, resumed_info, save
 from tracehooks.storage.journal import Segment
 from tracehooks.storage.layout import Layout, Piece
 from tracehooks.storage.lock import RankLock
-from tracehooks.storage.rows import record_batch
+from tracehooks.storage.rows import KnownColumns, record_batch
 from tracehooks.storage.sealer import Sealer
 from tracehooks.storage.sealing import seal_all
 
@@ -76,6 +76,7 @@ class RunWriter:
         self._closed = False
         self._open: dict[str, tuple[Piece, Segment]] = {}
         self._next: dict[str, int] = {}
+        self._known = KnownColumns()
         self._refuse_existing(resume)
         with writing(self._layout.root):
             self._lock = RankLock(self._layout.journal_of(rank), self._layout.root, rank)
@@ -103,7 +104,7 @@ class RunWriter:
         with self._mutex:
             if self._closed:
                 raise ClosedTraceError("write()", self.path)
-            encoded = [(batch.table, record_batch(batch)) for batch in batches if len(batch)]
+            encoded = [(batch.table, record_batch(batch, self._known)) for batch in batches if len(batch)]
             with writing(self._layout.root):
                 for table, rows in encoded:
                     self._append(table, rows)

@@ -163,4 +163,16 @@ inline double reduced(const double *lane) {
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
+// What a call asks: of one tensor, and of many (threads: for those that ask for none of their own).
+struct Request {
+    const void *data;
+    int64_t count, packed;
+    int64_t *out;
+};
+
+struct ManyRequest {
+    const Request *requests;
+    int64_t count, threads;
+};
+
 }  // namespace tracehooks
