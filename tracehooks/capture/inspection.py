@@ -52,7 +52,8 @@ class Inspection:
         """Whether the steps are not over in which what the loss reaches is looked at."""
         self.looking = True
         """Whether module calls are remembered."""
-        self._classifies = False
+        self._near = 0
+        """Nodes below a loss among which its loss functions were last, 0 where there are none."""
         recorder.readers.append(self._read)
 
     # ---- forward
@@ -106,8 +107,8 @@ class Inspection:
         counted = self._backwards.bit_count() <= 1  # ever more rarely
         if self._early or self._vanishing.wanted or counted:
             self._whole(Graph(nodes))
-        elif self._classifies:
-            self._targets(Graph(nodes, objective.NEAR))
+        elif self._near:
+            self._targets(Graph(nodes, self._near))
 
     def backward_ends(self, ours: bool) -> None:
         """It is over; whether it reached this model."""
@@ -142,8 +143,10 @@ class Inspection:
             self._vanishing.watch(graph, owners, names)
 
     def _targets(self, graph: Graph) -> None:
-        for node in objective.classifying(graph):
-            self._classifies = True
+        found = objective.classifying(graph)
+        if self._near or found:  # elsewhere this time: a wider look at the next
+            self._near = min(1 + max(map(graph.nodes.index, found), default=objective.NEAR), objective.NEAR)
+        for node in found:
             kept = objective.kept_share(node)
             if kept is not None:
                 self._recorder.scalar("targets/kept", kept)

@@ -5,26 +5,14 @@ it, or returned once more by its parent.
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Known(NamedTuple):
-    """A tensor that was measured, by what can be asked of it cheaply."""
-
-    tensor: weakref.ref[Tensor]
-    version: int
-    """Of its storage: torch counts changes in place, shared by all views."""
-    elements: int
-    dtype: torch.dtype
-    in_order: bool
-    """Its elements lie in memory as they are in logical order."""
-    number: int
-    """Of its packed statistics."""
-    returned: bool
-    """A module returned it."""
+Known = tuple[weakref.ref[Tensor], int, int, torch.dtype, bool, int, bool]
+"""A tensor that was measured: itself; the version of its storage (torch counts changes in place, shared by all views); how
+many elements it has, of which dtype; whether they lie in memory in their logical order; the number of its packed
+statistics; whether a module returned it. The native kernel's `once` reads and writes the same."""
 
 
 class Measured:
@@ -36,7 +24,7 @@ class Measured:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Known] = {}
+        self.known: dict[int, Known] = {}
 
     def add(self, x: Tensor, number: int, returned: bool) -> None:
         """A tensor was measured, which a module has returned or not."""
@@ -45,32 +33,31 @@ class Measured:
         except RuntimeError:  # no memory of its own, or of inference mode, where changes are not counted
             return
         if address:
-            self._known[address] = Known(
-                weakref.ref(x), version, x.numel(), x.dtype, x.is_contiguous(), number, returned
-            )
+            self.known[address] = weakref.ref(x), version, x.numel(), x.dtype, x.is_contiguous(), number, returned
 
-    def find(self, x: Tensor) -> Known | None:
-        """What is known of this tensor, or of one that is the same."""
+    def find(self, x: Tensor) -> tuple[int, bool] | None:
+        """The number of this tensor's statistics, or of one that is the same, and whether a module returned it."""
         try:
-            known = self._known.get(x.data_ptr())
-            if known is None or known.version != x._version:
+            known = self.known.get(x.data_ptr())
+            if known is None or known[1] != x._version:
                 return None
         except RuntimeError:
             return None
-        measured = known.tensor()
-        if measured is x:
-            return known
+        measured, _, elements, dtype, in_order, number, returned = known
+        tensor = measured()
+        if tensor is x:
+            return number, returned
         same = (
-            measured is not None
-            and known.in_order
-            and known.elements == x.numel()
-            and known.dtype == x.dtype
+            tensor is not None
+            and in_order
+            and elements == x.numel()
+            and dtype == x.dtype
             and x.is_contiguous()
-            and measured.is_neg() == x.is_neg()
-            and measured.is_conj() == x.is_conj()
+            and tensor.is_neg() == x.is_neg()
+            and tensor.is_conj() == x.is_conj()
         )
-        return known if same else None
+        return (number, returned) if same else None
 
     def forget(self) -> None:
         """Everything."""
-        self._known.clear()
+        self.known.clear()

@@ -1,4 +1,4 @@
-"""Packed statistics of many tensors, kept where they were computed until they are read back together."""
+"""Packed statistics of tensors, none measured twice, kept where they were computed until they are read back together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture.device_rows import BLOCK_ROWS, DeviceRows
+from tracehooks.capture.measured import Measured
 from tracehooks.capture.transfer import Transfer
 
 HOST = torch.device("cpu")
@@ -34,17 +35,38 @@ class Packing:
         self._devices: dict[torch.device, DeviceRows] = {}
         self._homes: list[torch.device] = []
         """Of each row on a device, which one."""
+        self._measured = Measured()
+        self._door = stats.door()
+        self._address, self._row_bytes = self._block.data_ptr(), 8 * spec.width
 
-    def measure(self, x: Tensor) -> int:
-        """Statistics of a tensor; the number by which `send` knows them."""
-        if not x.is_cpu:
-            stats.summarize(x, self._spec, self._rows_on(x.device, 1)[0])
-            return -len(self._homes)
+    def number_of(self, x: Tensor, returned: bool) -> int:
+        """The number by which `send` knows a tensor's statistics, measured now unless they are known.
+
+        Args:
+            returned: a module has returned it.
+        """
         if self._used == len(self._rows):
             self._make_room(1)
-        stats.summarize(x, self._spec, self._rows[self._used])
-        self._used += 1
-        return self._in_full + self._used - 1
+        if self._door is not None:
+            coming, row = self._in_full + self._used, self._address + self._used * self._row_bytes
+            number = self._door.once(x, self._measured.known, row, coming, self._spec.flags, returned)
+            if number >= 0:
+                self._used += number == coming
+                return number
+        known = self._measured.find(x)
+        number = self._measure(x) if known is None else known[0]
+        if known is None or (returned and not known[1]):
+            self._measured.add(x, number, returned)
+        return number
+
+    def returned(self, x: Tensor) -> bool:
+        """Whether this tensor, unchanged since, is a module's output that was measured."""
+        known = self._measured.find(x)
+        return known is not None and known[1]
+
+    def forget(self) -> None:
+        """What was measured before may have changed unseen."""
+        self._measured.forget()
 
     def measure_many(self, tensors: Sequence[Tensor]) -> list[int]:
         """The same for many tensors: one call of the kernel for those on the host, and one for those on each device."""
@@ -65,6 +87,7 @@ class Packing:
 
     def send(self, numbers: list[int], transfer: Transfer) -> Callable[[], NDArray[np.int64]]:
         """Forget all rows. Those of these numbers as one matrix on the host, once the transfer has arrived."""
+        self.forget()
         on_host = self._in_full + self._used
         self._usual = min(max(self._usual, on_host), LARGEST_BLOCK)
         host = np.concatenate(self._host())
@@ -87,6 +110,14 @@ class Packing:
 
     def _host(self) -> list[NDArray[np.int64]]:
         return [block.numpy() for block in [*self._full, self._block[: self._used]]]
+
+    def _measure(self, x: Tensor) -> int:
+        if not x.is_cpu:
+            stats.summarize(x, self._spec, self._rows_on(x.device, 1)[0])
+            return -len(self._homes)
+        stats.summarize(x, self._spec, self._rows[self._used])
+        self._used += 1
+        return self._in_full + self._used - 1
 
     def _measure_group(self, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
         count = len(tensors)
@@ -114,4 +145,4 @@ class Packing:
             self._in_full, self._used = self._in_full + self._used, 0
         with torch.inference_mode(False):
             self._block = torch.empty((max(rows, self._usual), self._spec.width), dtype=torch.int64, device="cpu")
-        self._rows = self._block.unbind(0)
+        self._rows, self._address = self._block.unbind(0), self._block.data_ptr()

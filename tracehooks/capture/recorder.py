@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
-from tracehooks.capture.measured import Measured
 from tracehooks.capture.packing import Packing
 from tracehooks.capture.places import Head, Site
 from tracehooks.capture.rows import Heads, Resolved, Rows
@@ -98,7 +97,6 @@ class Recorder:
         self._masks: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
         self._events: list[tuple[Any, ...]] = []
-        self._measured = Measured()
         self._sequences: dict[tuple[Head, ...], Heads] = {}
 
     def __len__(self) -> int:
@@ -120,13 +118,9 @@ class Recorder:
             self.watch.tensor(x, site.place, (self.step, next(self._seq), self.training))
             return
         values = torch_internals.unwrapped(x)
-        if values is None or not stats.measurable(values):
-            return
-        known, returned = self._measured.find(values), site.place.phase == "forward"
-        number = self._packing.measure(values) if known is None else known.number
-        if known is None or (returned and not known.returned):
-            self._measured.add(values, number, returned)
-        self._rows.add(site.head(values, self.training), self.step, next(self._seq), number)
+        if values is not None and stats.measurable(values):
+            number = self._packing.number_of(values, site.place.phase == "forward")
+            self._rows.add(site.head(values, self.training), self.step, next(self._seq), number)
 
     def tensors(self, tensors: Sequence[Tensor], sites: Sequence[Site], shown: Sequence[Tensor] | None = None) -> None:
         """Measure many tensors in one call. ``shown``: tensors whose dtype and shape the rows say instead of theirs, for
@@ -154,13 +148,12 @@ class Recorder:
 
     def begin_pass(self) -> None:
         """A forward pass begins: what was measured before may have changed unseen."""
-        self._measured.forget()
+        self._packing.forget()
 
     def returned(self, x: Tensor) -> bool:
         """Whether this tensor, unchanged since, is a module's output that was measured in this forward pass."""
         values = torch_internals.unwrapped(x)
-        known = None if values is None else self._measured.find(values)
-        return known is not None and known.returned
+        return values is not None and self._packing.returned(values)
 
     def scalar(self, name: str, value: float | Tensor, micro: int = 0, step: int | None = None) -> None:
         """A number; a 0-dim tensor travels with the next flush."""
@@ -227,7 +220,6 @@ class Recorder:
         """Take everything out and forget it. It is on its way to the host; nothing waits for it here."""
         transfer = Transfer()
         waiting, self._rows = self._rows, Rows()
-        self._measured.forget()
         matrix = self._packing.send(waiting.packed, transfer)
         scalars = [(one, transfer.add(x) if isinstance(x := one.value, Tensor) else x) for one in self._scalars]
         masks = [(*head, transfer.add(packed)) for *head, packed in self._masks]

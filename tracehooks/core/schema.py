@@ -7,6 +7,7 @@ package spells a column's type.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 FORMAT_VERSION = 1
@@ -41,7 +42,7 @@ class Table:
     meaning: str
     columns: tuple[Column, ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Column names in file order."""
         return tuple(column.name for column in self.columns)

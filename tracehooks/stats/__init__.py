@@ -17,7 +17,7 @@ from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, nonfinite_rows, u
 from tracehooks.stats.plain import plain
 
 __all__ = [
-    "NAN", "NEGINF", "POSINF", "Spec", "fingerprints", "kernel_name", "measurable", "nonfinite", "nonfinite_rows",
+    "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "measurable", "nonfinite", "nonfinite_rows",
     "summarize", "summarize_many", "unpack",
 ]  # fmt: skip
 
@@ -100,6 +100,12 @@ def fingerprints(x: Tensor) -> Tensor:
         rows = plain(x).flatten(1) if x.dim() > 1 else plain(x).reshape(x.shape[0], -1 if x.numel() else 1)
         native = cpu.hash_rows(rows) if rows.is_cpu else None
         return reference.hash_rows(rows) if native is None else native
+
+
+def door() -> cpu.Door | None:
+    """The quick way to the native kernel for those who measure small tensors one by one, where there is one."""
+    kernel = cpu.library()
+    return None if kernel is None else kernel.door
 
 
 def kernel_name(device: torch.device | str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,11 @@ class Door(Protocol):
 
     def measure(self, x: Tensor, out: Tensor, flags: int) -> bool:
         """Writes the row of a small tensor; whether it could."""
+
+    def once(self, x: Tensor, known: dict[int, Any], row: int, number: int, flags: int, returned: bool) -> int:
+        """The number of a small tensor's row: an earlier one of the same content, by what is known of tensors at their
+        addresses, or ``number``, after writing the row at this address and adding the tensor to what is known. Negative
+        for tensors that it does not take."""
 
     def measure_many(self, tensors: list[Tensor], out: Tensor, flags: int, threads: int) -> list[int] | None:
         """Writes each tensor's row; the indices of those that it could not, None for all."""

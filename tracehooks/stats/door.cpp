@@ -124,6 +124,77 @@ PyObject *measure(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     return PyBool_FromLong(!tracehooks_summarize(&request));
 }
 
+// What is known of a tensor that was measured: (weak reference, version, elements, dtype, in order, number, returned).
+enum Known { REFERENCE, VERSION, ELEMENTS, DTYPE, IN_ORDER, NUMBER, RETURNED, KNOWN_FIELDS };
+
+// Owns a reference; null after an error.
+class Held {
+    PyObject *object_;
+
+  public:
+    explicit Held(PyObject *object) : object_(object) {}
+    Held(const Held &) = delete;
+    ~Held() { Py_XDECREF(object_); }
+    PyObject *get() const { return object_; }
+    PyObject *release() {
+        PyObject *object = object_;
+        object_ = nullptr;
+        return object;
+    }
+    explicit operator bool() const { return object_; }
+};
+
+// Whether what is known tells of this very content: of the same tensor, or of one in order in the same memory.
+bool tells_of(PyObject *known, PyObject *tensor, PyObject *version, PyObject *elements, PyObject *dtype) {
+    if (PyObject_RichCompareBool(PyTuple_GetItem(known, VERSION), version, Py_EQ) != 1) return false;
+    Held measured(PyObject_CallNoArgs(PyTuple_GetItem(known, REFERENCE)));
+    if (measured.get() == tensor) return true;
+    if (!measured || measured.get() == Py_None || PyTuple_GetItem(known, IN_ORDER) != Py_True) return false;
+    Held negative(PyObject_CallMethod(measured.get(), "is_neg", nullptr));
+    return negative.get() == Py_False && PyTuple_GetItem(known, DTYPE) == dtype &&
+           PyObject_RichCompareBool(PyTuple_GetItem(known, ELEMENTS), elements, Py_EQ) == 1;
+}
+
+// once(x, known, row, number, flags, returned): the number of a small tensor's row: that of an earlier row with the same
+// content, or `number` after writing one to the address `row`. `known` are Known tuples by the address of their tensors.
+// -1 where x is none that it takes.
+PyObject *once(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 6 || !exchange) return PyErr_Format(PyExc_TypeError, "once(x, known, row, number, flags, returned)");
+    PyObject *x = arguments[0], *known = arguments[1], *number = arguments[3], *returned = arguments[5];
+    int64_t row = PyLong_AsLongLong(arguments[2]);
+    long flags = PyLong_AsLong(arguments[4]);
+    if (PyErr_Occurred()) return nullptr;
+    DLTensor seen;
+    int64_t options, size = look_at(x, &seen, &options);
+    if (size < 0 || size * (seen.bits / 8) > BRIEF) return PyLong_FromLong(-1);
+    char *data = seen.data + seen.byte_offset;
+    Held version(PyObject_GetAttrString(x, "_version"));  // none in inference mode, where changes are not counted
+    if (!version) PyErr_Clear();
+    bool may_be_known = version && size > 0;
+    Held address(PyLong_FromVoidPtr(data)), elements(PyLong_FromLongLong(size)), dtype(PyObject_GetAttrString(x, "dtype"));
+    if (!address || !elements || !dtype) return nullptr;
+    PyObject *earlier = may_be_known ? PyDict_GetItemWithError(known, address.get()) : nullptr;
+    if (!earlier && PyErr_Occurred()) return nullptr;
+    if (earlier && tells_of(earlier, x, version.get(), elements.get(), dtype.get())) {
+        number = PyTuple_GetItem(earlier, NUMBER);
+        if (returned != Py_True || PyTuple_GetItem(earlier, RETURNED) == Py_True) return Py_NewRef(number);
+    } else {
+        if (PyErr_Occurred()) return nullptr;
+        Request request{data, size, options | int64_t{flags} << 8, reinterpret_cast<int64_t *>(row)};
+        if (tracehooks_summarize(&request)) return PyLong_FromLong(-1);
+    }
+    if (may_be_known) {
+        Held reference(PyWeakref_NewRef(x, nullptr));
+        Held entry(reference ? PyTuple_Pack(KNOWN_FIELDS, reference.get(), version.get(), elements.get(), dtype.get(),
+                                            Py_True, number, returned)
+                             : nullptr);
+        Held kept(Py_NewRef(number));  // the entry it came from may be the one that is replaced
+        if (!entry || PyDict_SetItem(known, address.get(), entry.get())) return nullptr;
+        return kept.release();
+    }
+    return Py_NewRef(number);
+}
+
 // What a call asks of many tensors, and the numbers of those that are not looked at.
 struct Asked {
     std::vector<Request> requests;
@@ -208,6 +279,7 @@ PyCFunction fast(PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t
 PyMethodDef METHODS[] = {
     {"connect", fast(connect), METH_FASTCALL, nullptr},
     {"measure", fast(measure), METH_FASTCALL, nullptr},
+    {"once", fast(once), METH_FASTCALL, nullptr},
     {"measure_many", fast(measure_many), METH_FASTCALL, nullptr},
     {"nonfinite", fast(nonfinite), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
