@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracehooks.core.records import Batch
 from tracehooks.core.schema import TABLES
-from tracehooks.storage.journal import Damage, Segment, read_segment
+from tracehooks.storage.journal import Damage, Segment, batch_message, read_segment
 from tracehooks.storage.rows import record_batch
 from tracehooks.storage.schemas import journal_schema
 
 from .building import Row, batch_of, canonical, flips, rows, tensor_rows
+
+
+def append(segment: Segment, batch: Batch) -> None:
+    segment.append(batch_message(record_batch(batch), batch.table), len(batch))
 
 
 def written(path: Path, table: str, flushes: list[list[Row]]) -> list[int]:
@@ -23,7 +28,7 @@ def written(path: Path, table: str, flushes: list[list[Row]]) -> list[int]:
     segment = Segment(path, table)
     sizes = []
     for flush in flushes:
-        segment.append(record_batch(batch_of(table, flush)))
+        append(segment, batch_of(table, flush))
         sizes.append(segment.size)
     segment.close()
     assert path.stat().st_size == segment.size
@@ -140,7 +145,7 @@ def test_a_failed_append_leaves_nothing_and_the_next_one_works(tmp_path: Path, m
     """When a write fails half way its bytes are taken back, and the segment can be appended to again."""
     path = tmp_path / "segment.arrows"
     segment = Segment(path, "tensors")
-    segment.append(record_batch(batch_of("tensors", tensor_rows(0))))
+    append(segment, batch_of("tensors", tensor_rows(0)))
     size = segment.size
 
     def half(descriptor: int, data: bytes, offset: int) -> None:
@@ -152,9 +157,9 @@ def test_a_failed_append_leaves_nothing_and_the_next_one_works(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("tracehooks.storage.journal.write_all", half)
         with pytest.raises(OSError, match="No space"):
-            segment.append(record_batch(batch_of("tensors", tensor_rows(1))))
+            append(segment, batch_of("tensors", tensor_rows(1)))
     assert path.stat().st_size == segment.size == size
-    segment.append(record_batch(batch_of("tensors", tensor_rows(2))))
+    append(segment, batch_of("tensors", tensor_rows(2)))
     segment.close()
     found, damage = read(path)
     assert steps(found) == [0, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,12 @@ from tracehooks.stats.masks import unpack_masks
 
 def batches(flushes: Sequence[Drained]) -> list[Batch]:
     """The rows of some flushes, in order: one batch a table, but one a flush of the tensors table."""
-    tables = [
-        *(drained.rows.batch() for drained in flushes),
-        _scalars([one for drained in flushes for one in drained.scalars]),
-        _masks([one for drained in flushes for one in drained.masks]),
-        _samples([one for drained in flushes for one in drained.samples]),
-        _events([one for drained in flushes for one in drained.events]),
-    ]
-    return [batch for batch in tables if len(batch)]
+    made = [drained.rows.batch() for drained in flushes if len(drained.rows)]
+    for build, kind in ((_scalars, "scalars"), (_masks, "masks"), (_samples, "samples"), (_events, "events")):
+        rows = [row for drained in flushes for row in getattr(drained, kind)]
+        if rows:
+            made.append(build(rows))
+    return made
 
 
 def _scalars(rows: list[tuple[Number, float]]) -> Batch:
@@ -30,7 +29,7 @@ def _scalars(rows: list[tuple[Number, float]]) -> Batch:
         "scalars",
         {
             **_when(numbers),
-            "name": [number.name for number in numbers],
+            "name": _same(tuple(number.name for number in numbers)),
             "value": np.array([value for _, value in rows], dtype=np.float64),
         },
     )
@@ -52,20 +51,22 @@ def _masks(rows: list[tuple[Any, ...]]) -> Batch:
 
 
 def _samples(groups: list[tuple[Any, ...]]) -> Batch:
-    columns: dict[str, list[Any]] = {name: [] for name in ("step", "micro", "time_ns", "index", "name", "split")}
-    columns["source_id"] = []
-    hashes = []
-    for step, micro, time_ns, name, split, found, source_ids in groups:
-        values = found.numpy().astype(np.uint64)
-        n = len(values)
-        hashes.append(values)
-        repeated = {"step": step, "micro": micro, "time_ns": time_ns, "name": name, "split": split}
-        for column, value in repeated.items():
-            columns[column].extend([value] * n)
-        columns["index"].extend(range(n))
-        columns["source_id"].extend(list(source_ids) if source_ids is not None else [None] * n)
-    hash_column = np.concatenate(hashes) if hashes else np.zeros(0, dtype=np.uint64)
-    return Batch("samples", {**columns, "hash": hash_column})
+    hashes = [found.numpy().astype(np.uint64) for *_, found, _ in groups]
+    sizes = [len(values) for values in hashes]
+    ids = [None if ids is None else list(ids) for *_, ids in groups]
+    return Batch(
+        "samples",
+        {
+            **{name: np.repeat(column, sizes) for name, column in _when(groups).items()},
+            "index": np.concatenate([np.arange(size) for size in sizes], dtype=np.int64),
+            "name": _repeated(tuple(group[3] for group in groups), tuple(sizes)),
+            "split": _repeated(tuple(group[4] for group in groups), tuple(sizes)),
+            "hash": np.concatenate(hashes),
+            "source_id": None
+            if all(given is None for given in ids)
+            else [one for given, size in zip(ids, sizes, strict=True) for one in given or [None] * size],
+        },
+    )
 
 
 def _events(rows: list[tuple[Any, ...]]) -> Batch:
@@ -74,4 +75,16 @@ def _events(rows: list[tuple[Any, ...]]) -> Batch:
 
 
 def _when(rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    return {name: [row[i] for row in rows] for i, name in enumerate(("step", "micro", "time_ns"))}
+    types = {"step": np.int64, "micro": np.int32, "time_ns": np.int64}
+    return {name: np.array([row[i] for row in rows], dtype=kind) for i, (name, kind) in enumerate(types.items())}
+
+
+@lru_cache(maxsize=64)
+def _same(column: tuple[str, ...]) -> tuple[str, ...]:
+    """The same object for equal columns, by which a sink knows that they are equal."""
+    return column
+
+
+@lru_cache(maxsize=64)
+def _repeated(texts: tuple[str, ...], times: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(text for text, count in zip(texts, times, strict=True) for _ in range(count))

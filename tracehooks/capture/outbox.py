@@ -93,7 +93,8 @@ class Outbox:
             self._recorder.scalar(name, norm, step=parcel.sent.step)
         if self.first is None:
             self._look_for_first(drained, parcel)
-        self._pending.append(self._recorder.send().open())
+        if self._recorder.holds_anything:
+            self._pending.append(self._recorder.send().open())
         return findings.any_nonfinite_gradient(drained)
 
     def _write(self) -> None:

@@ -207,6 +207,11 @@ class Recorder:
         self._events.append((step, micro, time.time_ns(), next(self._seq), kind, severity, module, slot, message, text))
 
     @property
+    def holds_anything(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(len(self._rows) or self._scalars or self._masks or self._samples or self._events)
+
+    @property
     def nothing_to_judge(self) -> bool:
         """Whether what was kept is known without waiting to hold nothing that anybody would ask about: only finite
         values."""

@@ -47,11 +47,13 @@ class Heads:
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """The columns that name sites and kinds, as tuples where they are not numbers."""
+        """The columns that name sites and kinds, which never change."""
         places = [head.place for head in self._distinct]
 
         def numbers(values: list[int] | list[bool], dtype: type) -> Array:
-            return np.array(values, dtype=dtype)[self._which]
+            column: Array = np.array(values, dtype=dtype)[self._which]
+            column.flags.writeable = False
+            return column
 
         def values(of_heads: list[Any]) -> tuple[Any, ...]:
             return tuple(of_heads[i] for i in self._which)

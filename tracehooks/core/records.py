@@ -37,11 +37,11 @@ class Site:
 class Batch:
     """Rows of one table, by column, all columns of equal length.
 
-    Columns are NumPy arrays, lists or tuples, named as in `core.schema`; whoever gives the same tuple again says that the
-    column is the same. Null is None in a list, NaN in a float array of a nullable column (statistics over finite elements
-    are never NaN; in a column that is not nullable NaN is a value), or None in place of the whole column when it is null in
-    every row. ``shape`` is a list of tuples of int, ``sketch`` a float32 array of shape (rows, 16), ``histogram`` an int64
-    array of shape (rows, buckets).
+    Columns are NumPy arrays, lists or tuples, named as in `core.schema`; whoever gives the same tuple or unwriteable array
+    again says that the column is the same. Null is None in a list, NaN in a float array of a nullable column (statistics
+    over finite elements are never NaN; in a column that is not nullable NaN is a value), or None in place of the whole
+    column when it is null in every row. ``shape`` is a list of tuples of int, ``sketch`` a float32 array of shape (rows,
+    16), ``histogram`` an int64 array of shape (rows, buckets).
     """
 
     table: str

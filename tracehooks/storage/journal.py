@@ -63,11 +63,13 @@ class Segment:
         if fsync:
             sync_directory(path.parent)
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Append one flush with one write; all of it or, when that fails, nothing of it is in the segment."""
-        data = _batch_message(batch, self._table)
-        if self.size == 0:
-            data = _schema_message(self._table) + data
+    def append(self, message: bytes, rows: int) -> None:
+        """Append one flush with one write; all of it or, when that fails, nothing of it is in the segment.
+
+        Args:
+            message: of so many rows, as `batch_message` makes it.
+        """
+        data = message if self.size else _schema_message(self._table) + message
         try:
             write_all(self._descriptor, data, self.size)
             if self._fsync:
@@ -76,7 +78,7 @@ class Segment:
             self._take_back()
             raise
         self.size += len(data)
-        self.rows += batch.num_rows
+        self.rows += rows
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -124,14 +126,19 @@ def _schema_name(message: bytes) -> bytes:
     return b"schema:%08x" % zlib.crc32(message)
 
 
-def _batch_message(batch: pa.RecordBatch, table: str) -> bytes:
+def batch_message(batch: pa.RecordBatch, table: str) -> bytes:
+    """The rows of one flush as a segment of a table holds them."""
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, batch.schema)
     writer.write_batch(batch, {checksum.KEY: checksum.BLANK, "tracehooks.schema": _schema_name(_schema_message(table))})
     # The writer puts the schema's message first: only what follows it is the batch.
-    data = bytearray(memoryview(sink.getvalue())[len(_schema_message(table)) :])
-    checksum.stamp(data, _head_length(data))
-    return bytes(data)
+    return stamped(bytearray(memoryview(sink.getvalue())[len(_schema_message(table)) :]))
+
+
+def stamped(message: bytearray) -> bytes:
+    """A message whose bytes are final, with its checksum: one that it had from other bytes does not count."""
+    checksum.stamp(message, _head_length(message))
+    return bytes(message)
 
 
 def _head_length(data: bytes | bytearray) -> int:

@@ -14,34 +14,9 @@ from tracehooks.core.records import Batch
 from tracehooks.core.schema import TABLES, Column
 from tracehooks.storage.schemas import arrow_type, journal_schema
 
-MAX_KNOWN, LONGEST_KNOWN = 256, 8192
-"""Columns that are remembered at most, and of how many rows at most."""
 
-
-class KnownColumns:
-    """Columns that were converted before. A tuple cannot change: the same tuple is the same column."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[tuple[int, str], tuple[tuple[Any, ...], pa.Array]] = {}
-
-    def converted(self, values: Any, column: Column) -> pa.Array:
-        """The values as an Arrow array of the column's type."""
-        convert = _CONVERTERS.get(column.type, _numbers)
-        if type(values) is not tuple or len(values) > LONGEST_KNOWN:
-            return convert(values, column)
-        key = id(values), column.name
-        if key not in self._arrays:
-            if len(self._arrays) >= MAX_KNOWN:
-                self._arrays.clear()
-            self._arrays[key] = values, convert(values, column)  # held, so that its id is nobody else's
-        return self._arrays[key][1]
-
-
-def record_batch(batch: Batch, known: KnownColumns | None = None) -> pa.RecordBatch:
+def record_batch(batch: Batch) -> pa.RecordBatch:
     """The batch as the journal writes it: columns as `journal_schema` has them.
-
-    Args:
-        known: columns of earlier batches.
 
     Raises:
         UnknownNameError: a table or column that the format does not have.
@@ -53,19 +28,18 @@ def record_batch(batch: Batch, known: KnownColumns | None = None) -> pa.RecordBa
     for name in batch.columns:
         if name not in table.names:
             raise UnknownNameError("column", name, table.names, f"write({batch.table})")
-    known = KnownColumns() if known is None else known
-    arrays = [_column(batch, column, known) for column in table.columns]
+    arrays = [_column(batch, column) for column in table.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=journal_schema(batch.table))
 
 
-def _column(batch: Batch, column: Column, known: KnownColumns) -> pa.Array:
+def _column(batch: Batch, column: Column) -> pa.Array:
     rows = len(batch)
     values = batch.columns.get(column.name)
     if values is None:
         array = pa.nulls(rows, arrow_type(column.type, encoded=False))
     else:
         try:
-            array = known.converted(values, column)
+            array = _CONVERTERS.get(column.type, _numbers)(values, column)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidRowsError(batch.table, column.name, str(error).splitlines()[0]) from error
     if len(array) != rows:

@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from tracehooks.core.config import DURABILITY
 from tracehooks.core.errors import ClosedTraceError, RunExistsError, UnknownNameError, UnwritableError
 from tracehooks.core.records import Batch
 from tracehooks.core.schema import STATUSES
 from tracehooks.storage.durable import write_atomic, writing
+from tracehooks.storage.forms import Forms
 from tracehooks.storage.info import load_info, new_info, now, resumed_info, save_info
 from tracehooks.storage.journal import Segment
 from tracehooks.storage.layout import Layout, Piece
 from tracehooks.storage.lock import RankLock
-from tracehooks.storage.rows import KnownColumns, record_batch
 from tracehooks.storage.sealer import Sealer
 from tracehooks.storage.sealing import seal_all
 
@@ -76,7 +74,7 @@ class RunWriter:
         self._closed = False
         self._open: dict[str, tuple[Piece, Segment]] = {}
         self._next: dict[str, int] = {}
-        self._known = KnownColumns()
+        self._forms = Forms()
         self._refuse_existing(resume)
         with writing(self._layout.root):
             self._lock = RankLock(self._layout.journal_of(rank), self._layout.root, rank)
@@ -104,10 +102,10 @@ class RunWriter:
         with self._mutex:
             if self._closed:
                 raise ClosedTraceError("write()", self.path)
-            encoded = [(batch.table, record_batch(batch, self._known)) for batch in batches if len(batch)]
+            encoded = [(batch.table, self._forms.message(batch), len(batch)) for batch in batches if len(batch)]
             with writing(self._layout.root):
-                for table, rows in encoded:
-                    self._append(table, rows)
+                for table, message, rows in encoded:
+                    self._append(table, message, rows)
             self._raise_failure()
 
     def update_info(self, fields: Mapping[str, Any]) -> None:
@@ -175,10 +173,10 @@ class RunWriter:
                 save_info(self._layout.run_json, self._info)
             seal_all(self._layout, self._rank)
 
-    def _append(self, table: str, rows: pa.RecordBatch) -> None:
+    def _append(self, table: str, message: bytes, rows: int) -> None:
         segment = self._segment(table)
         try:
-            segment.append(rows)
+            segment.append(message, rows)
         except OSError:
             if not segment.usable:
                 self._finish_segment(table)
