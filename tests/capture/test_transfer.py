@@ -105,13 +105,13 @@ def test_rows_of_host_and_device(device: Device) -> None:
     packing = Packing(Spec())
     here = [torch.randn(n) for n in (3, 50, 7)]
     there = [torch.randn(n).as_subclass(Distant) for n in (4, 60, 9)]
-    numbers = [packing.measure(there[0]), packing.measure(here[0])]
+    numbers = [packing.number_of(there[0], False), packing.number_of(here[0], False)]
     mixed = [here[1], there[1], there[2], here[2]]
     numbers += packing.measure_many(mixed)
     moving = Transfer()
     matrix = packing.send([*reversed(numbers), numbers[0]], moving)
     moving.start()
-    packing.measure(torch.zeros(5).as_subclass(Distant))
+    packing.number_of(torch.zeros(5).as_subclass(Distant), False)
     moving.wait()
     order = [*reversed([there[0], here[0], *mixed]), there[0]]
     wanted = [stats.summarize(x.as_subclass(Tensor), Spec()).numpy() for x in order]

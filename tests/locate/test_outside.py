@@ -167,6 +167,7 @@ def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatc
     ours.nonfinite = lambda tensors: looks.append(len(tensors)) or stats.nonfinite(tensors)
     monkeypatch.setattr(watch, "stats", ours)
     monkeypatch.setattr(stats, "summarize", lambda *a, real=stats.summarize: measured.append(1) or real(*a))
+    monkeypatch.setattr(stats, "door", lambda: None)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with tracehooks.attach(model, tmp_path / "run", quiet=True, every=10):
@@ -175,6 +176,6 @@ def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatc
             model(torch.randn(8, 3)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert looks == [4, 6, 2]  # the input and three layers, of which the root returns the last; parameters; buffers
+        assert looks == [4, 6, 3]  # the input and three layers, of which the root returns the last; parameters; buffers
         assert not measured
     assert set(tracehooks.open(tmp_path / "run").tensors().column("step").to_pylist()) == {0}

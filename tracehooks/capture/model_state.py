@@ -33,7 +33,7 @@ class ModelState:
         self.optimizers = Optimizers(self.census.parameters)
         self._probe = UpdateProbe()
         self._known_sites: dict[tuple[str, str, str], Site] = {}
-        self._recorded: set[tuple[str, int]] = set()
+        self._recorded: dict[str, set[int]] = {}
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
         self.inspection = Inspection(root, self, recorder, ema)
@@ -173,7 +173,7 @@ class ModelState:
 
     def _gradients(self, phase: str, optimizer: Optimizer | None) -> tuple[list[Held], list[Tensor]]:
         scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
-        held = [one for one in self._unrecorded(phase, self._of(optimizer)) if one.tensor.grad is not None]
+        held = list(self._unrecorded(phase, (one for one in self._of(optimizer) if one.tensor.grad is not None)))
         return held, [optimizers.unscaled(one.tensor.grad, scale) for one in held if one.tensor.grad is not None]
 
     def _sites(self, phase: str, group: Iterable[Held]) -> list[Site]:
@@ -187,10 +187,10 @@ class ModelState:
         return site
 
     def _unrecorded(self, phase: str, group: Iterable[Held]) -> Iterator[Held]:
+        recorded = self._recorded.setdefault(phase, set())
         for held in group:
-            key = phase, id(held.tensor)
-            if key not in self._recorded and not (phase == "gradient" and held.tensor.grad is None):
-                self._recorded.add(key)
+            if id(held.tensor) not in recorded:
+                recorded.add(id(held.tensor))
                 yield held
 
 

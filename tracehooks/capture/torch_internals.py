@@ -156,6 +156,11 @@ def unwrapped(x: Tensor) -> Tensor | None:
     return None if x.is_meta else x
 
 
+def plainly_here(x: Tensor) -> bool:
+    """Whether a tensor is one of torch's own two classes, in the host's memory, in no transform."""
+    return (type(x) is Tensor or type(x) is torch.nn.Parameter) and x.is_cpu and not _is_functorch_wrapped(x)
+
+
 def sizes(x: Tensor) -> tuple[int, ...]:
     """A tensor's shape in plain ints; -1 for the ragged dimensions of a nested tensor."""
     if x.is_nested and x.layout == torch.strided:  # such a tensor has no shape at all

@@ -67,6 +67,8 @@ class Watch:
 
     def tensors(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> None:
         """Watch many tensors in one call."""
+        if all(torch_internals.plainly_here(x) for x in tensors) and not stats.nonfinite(tensors):
+            return
         host = []
         for x, place in zip(tensors, places, strict=True):
             values = torch_internals.unwrapped(x)
@@ -80,6 +82,8 @@ class Watch:
 
     def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> Tensor | float | None:
         """Watch tensors by their L2 norms; the norm over all of them, None when there is none."""
+        if tensors and all(torch_internals.plainly_here(x) for x in tensors):
+            return self._norm_on_host(tensors, places, when)
         host: list[tuple[Tensor, Place]] = []
         squares: list[Tensor] = []
         for x, place in zip(tensors, places, strict=True):
@@ -94,7 +98,7 @@ class Watch:
                 self._places.append((when, place))
                 self._sums.append(norm)
                 squares.append(norm.double().square())
-        total = self._norm_on_host(host, when) if host else None
+        total = self._norm_on_host([x for x, _ in host], [place for _, place in host], when) if host else None
         if not squares:
             return total
         on_device = torch.stack([square.to(squares[0].device) for square in squares]).sum()
@@ -163,8 +167,7 @@ class Watch:
                 self._sums.append(x.detach().sum(dtype=_wide_enough(x)))
             self._places.append((when, place))
 
-    def _norm_on_host(self, pairs: Sequence[tuple[Tensor, Place]], when: When) -> float:
-        tensors, places = zip(*pairs, strict=True)
+    def _norm_on_host(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> float:
         out = torch.empty((len(tensors), _MOMENTS.width), dtype=torch.int64, device="cpu")
         columns: dict[str, Any] = stats.unpack(stats.summarize_many(tensors, _MOMENTS, out).numpy(), _MOMENTS)
         if any(columns[name].any() for name in _KINDS):
