@@ -54,32 +54,21 @@ class Process:
 PROCESS = Process()
 
 G = TypeVar("G", bound=Guarded)
+What = TypeVar("What")
 
 
-def edge(method: Callable[Concatenate[G, Rest], None], *, swift: bool = False) -> Callable[Concatenate[G, Rest], None]:
+def edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
     """A method that hooks call: does nothing while the session is silent, in forked children and where tensors have no
-    values; one thread at a time, its time counted, its errors kept away from the run.
-
-    Args:
-        swift: for what is called with every tensor. Where no modes are active and the last argument is a plain tensor, not
-            a subclass with functions of its own, there is nothing to keep the method apart from.
-    """
+    values; one thread at a time, its time counted, its errors kept away from the run."""
 
     @functools.wraps(method)
     def guarded(self: G, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
-        if self.silent or self.pid != PROCESS.pid:
-            return
-        plain = swift and type(args[-1]) is Tensor and not torch_internals.anything_active()
-        if not plain and torch_internals.pretending():
+        if self.silent or self.pid != PROCESS.pid or torch_internals.pretending():
             return
         start = time.perf_counter()
         try:
-            with self.lock:
-                if plain:
-                    method(self, *args, **kwargs)
-                else:
-                    with torch_internals.undisturbed_where_needed():
-                        method(self, *args, **kwargs)
+            with self.lock, torch_internals.undisturbed_where_needed():
+                method(self, *args, **kwargs)
         except NonFiniteError:
             raise
         except Exception as error:  # the run must go on whatever the recording does
@@ -90,9 +79,30 @@ def edge(method: Callable[Concatenate[G, Rest], None], *, swift: bool = False) -
     return guarded  # type: ignore[return-value]
 
 
-def swift_edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:
-    """An edge for what is called with every tensor."""
-    return edge(method, swift=True)
+def swift_edge(method: Callable[[G, What, Any], None]) -> Callable[[G, What, Any], None]:
+    """An edge for what is called with every tensor. Where that is a plain one, not a subclass with functions of its own, and
+    no modes are active, there is nothing to keep the method apart from."""
+    slow = edge(method)
+
+    @functools.wraps(method)
+    def guarded(self: G, what: What, x: Any) -> None:
+        if type(x) is not Tensor or torch_internals.anything_active():
+            slow(self, what, x)
+            return
+        if self.silent or self.pid != PROCESS.pid:
+            return
+        start = time.perf_counter()
+        try:
+            with self.lock:
+                method(self, what, x)
+        except NonFiniteError:
+            raise
+        except Exception as error:  # as above
+            self.outbox.failed(method.__name__, error)
+        finally:
+            self.took(time.perf_counter() - start)
+
+    return guarded
 
 
 def outer_edge(method: Callable[Concatenate[G, Rest], None]) -> Callable[Concatenate[G, Rest], None]:

@@ -39,8 +39,9 @@ class Packing:
         self._door = stats.door()
         self._address, self._row_bytes = self._block.data_ptr(), 8 * spec.width
 
-    def number_of(self, x: Tensor, returned: bool) -> int:
-        """The number by which `send` knows a tensor's statistics, measured now unless they are known.
+    def number_of(self, x: Tensor, returned: bool) -> int | None:
+        """The number by which `send` knows a tensor's statistics, measured now unless they are known; None where there is
+        nothing to measure.
 
         Args:
             returned: a module has returned it.
@@ -53,6 +54,8 @@ class Packing:
             if number >= 0:
                 self._used += number == coming
                 return number
+        if not stats.measurable(x):
+            return None
         known = self._measured.find(x)
         number = self._measure(x) if known is None else known[0]
         if known is None or (returned and not known[1]):

@@ -46,10 +46,12 @@ class Head:
 class Site:
     """A place, and the head that its last row had: the next one has the same, as a rule."""
 
-    __slots__ = ("_device", "_dtype", "_head", "place")
+    __slots__ = ("_device", "_dtype", "_head", "place", "returned")
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.returned = place.phase == "forward"
+        """Whether a module returns what is seen here."""
         self._head: Head | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | None = None

@@ -118,8 +118,8 @@ class Recorder:
             self.watch.tensor(x, site.place, (self.step, next(self._seq), self.training))
             return
         values = torch_internals.unwrapped(x)
-        if values is not None and stats.measurable(values):
-            number = self._packing.number_of(values, site.place.phase == "forward")
+        number = None if values is None else self._packing.number_of(values, site.returned)
+        if values is not None and number is not None:
             self._rows.add(site.head(values, self.training), self.step, next(self._seq), number)
 
     def tensors(self, tensors: Sequence[Tensor], sites: Sequence[Site], shown: Sequence[Tensor] | None = None) -> None:
