@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from rwkv_clip.clip import RWKVCLIP
-from rwkv_clip.data.loading import Batch, in_order
+from rwkv_clip.data.loading import in_order
 from rwkv_clip.data.pairs import Pairs
 from rwkv_clip.evaluation import BATCH, evaluating, evaluation_parser, open_held_out, report_broken, reporting
+from rwkv_clip.training.distributed import Place, every_rank
 
 __all__ = ["RANKS", "main", "recalls", "retrieval_scores"]
 
@@ -53,9 +54,10 @@ def retrieval_scores(
     model: RWKVCLIP,
     pairs: Pairs,
     *,
+    place: Place | None = None,
     batch_size: int = BATCH,
     workers: int = 0,
-    note_broken: Callable[[list[str]], None] = lambda _: None,
+    note: Callable[[list[str]], None] = lambda _: None,
 ) -> dict[str, float]:
     """Return recall at 1, 5 and 10, in [0, 1], from images to captions and back, under names such as ``text_to_image_r5``.
 
@@ -65,21 +67,23 @@ def retrieval_scores(
     Args:
         model: in the mode its features should be taken in; usually ``eval()``.
         pairs: held-out pairs.
+        place: of this process among several that share the work; every one must call it, and gets all scores.
         batch_size: images and captions at a time.
         workers: processes that load the images.
-        note_broken: is told which images are left out.
+        note: is told before each batch which images of it are left out.
     """
-    images, texts, own = list[Tensor](), dict[str, int](), list[tuple[int, int]]()
-    seen = count = 0
-    for batch in in_order(pairs, batch_size, workers=workers):
-        note_broken(batch.broken)
-        images.append(_image_features(model, batch))
-        for whole in batch.whole.tolist():
-            if whole:
-                own += [(count, texts.setdefault(text, len(texts))) for text in pairs.captions(seen)]
-                count += 1
-            seen += 1
-    image_nD, text_mD = torch.cat(images), _text_features(model, pairs, list(texts), batch_size)
+    place = place or Place(next(model.parameters()).device)
+    images, captions = list[Tensor](), list[list[str]]()
+    for batch in in_order(pairs, batch_size, workers=workers, rank=place.rank, world=place.world):
+        note(batch.broken)
+        images.append(_unit(model.encode_image(batch.image.to(place.device)))[batch.whole])
+        captions += [pairs.captions(pair) for pair in batch.pair[batch.whole].tolist()]
+    shares = every_rank((torch.cat(images), captions), place)
+    image_nD = torch.cat([images for images, _ in shares]).to(place.device)
+    texts, own = dict[str, int](), list[tuple[int, int]]()
+    for i, found in enumerate(text for _, captions in shares for text in captions):
+        own += [(i, texts.setdefault(text, len(texts))) for text in found]
+    text_mD = _text_features(model, pairs, list(texts), batch_size, place, note)
     relation = torch.tensor(own)
     to_text, to_image = recalls(image_nD, text_mD, relation), recalls(text_mD, image_nD, relation.flip(1))
     return {f"image_to_text_r{k}": share for k, share in zip(RANKS, to_text, strict=True)} | {
@@ -87,16 +91,23 @@ def retrieval_scores(
     }
 
 
-def _image_features(model: RWKVCLIP, batch: Batch) -> Tensor:
-    device = next(model.parameters()).device
-    return normalize(model.encode_image(batch.image[batch.whole].to(device)).float(), dim=-1)
+def _unit(features_BD: Tensor) -> Tensor:
+    """Rows of length 1, on the CPU, where those of all ranks are put together."""
+    return normalize(features_BD.float(), dim=-1).cpu()
 
 
-def _text_features(model: RWKVCLIP, pairs: Pairs, texts: list[str], batch_size: int) -> Tensor:
-    device = next(model.parameters()).device
-    chunks = (texts[first : first + batch_size] for first in range(0, len(texts), batch_size))
-    features = (model.encode_text(pairs.tokenizer(chunk, model.config.ctx_len).to(device)) for chunk in chunks)
-    return torch.cat([normalize(feature.float(), dim=-1) for feature in features])
+def _text_features(
+    model: RWKVCLIP, pairs: Pairs, texts: list[str], batch_size: int, place: Place, note: Callable[[list[str]], None]
+) -> Tensor:
+    """(m, D): each rank computes a share; the last shares are filled up, so that all ranks make as many passes."""
+    size = -(-len(texts) // place.world)
+    share = [texts[i % len(texts)] for i in range(place.rank * size, place.rank * size + size)]
+    features = list[Tensor]()
+    for first in range(0, size, batch_size):
+        note([])
+        tokens = pairs.tokenizer(share[first : first + batch_size], model.config.ctx_len)
+        features.append(_unit(model.encode_text(tokens.to(place.device))))
+    return torch.cat(every_rank(torch.cat(features), place))[: len(texts)].to(place.device)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with evaluating(args) as model:
             scores = retrieval_scores(
                 model, open_held_out(args, model.config), batch_size=args.batch_size, workers=args.workers,
-                note_broken=lambda broken: report_broken(broken, args.on_broken),
+                note=lambda broken: report_broken(broken, args.on_broken),
             )  # fmt: skip
         for name, share in scores.items():
             print(f"{name.replace('_', ' ')}: {share:.1%}")

@@ -10,12 +10,15 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rwkv_clip.data.digits import CAPTION_TEMPLATES, DIGIT_NAMES, DigitPairs
 from rwkv_clip.data.loading import Batch, in_order, load_steps
+from rwkv_clip.data.pairs import Pairs
 from rwkv_clip.errors import InputError
+from rwkv_clip.evaluation import BATCH
 from rwkv_clip.retrieval import retrieval_scores
 from rwkv_clip.training.distributed import every_rank, joined
 from rwkv_clip.training.flags import parse_args
@@ -30,8 +33,6 @@ from rwkv_clip.zero_shot import class_embeddings, zero_shot_accuracy
 
 __all__ = ["evaluate", "main", "train_epoch"]
 
-EVALUATION_BATCH = 128
-
 
 @dataclasses.dataclass(slots=True)
 class _Desk:
@@ -43,9 +44,9 @@ class _Desk:
     speed: SpeedCallBack
     known: set[str] = dataclasses.field(default_factory=set)  # places of broken samples that were said
 
-    def broken(self, run: Run, batches: Sequence[Batch]) -> None:
+    def broken(self, run: Run, problems: Iterable[str]) -> None:
         """Say what is broken, once; raise InputError if the run is to stop at it."""
-        for problem in (problem for batch in batches for problem in batch.broken):
+        for problem in problems:
             if run.args.on_broken == "stop":
                 raise InputError(f"broken sample: {problem}")
             if problem not in self.known:
@@ -91,7 +92,7 @@ def train_epoch(run: Run, desk: _Desk) -> Interval | None:
     waited = run.phases.seconds["gather"]
     run.phases.enter("data")
     for batches in load_steps(run.pairs, run.plan, epoch, start=start, workers=run.args.workers):
-        desk.broken(run, batches)
+        desk.broken(run, (problem for batch in batches for problem in batch.broken))
         learning_rate = run.schedule.learning_rate(run.step)
         outcome = train_step(run, batches)
         run.phases.enter("report")
@@ -106,21 +107,30 @@ def train_epoch(run: Run, desk: _Desk) -> Interval | None:
     return last
 
 
-def evaluate(run: Run) -> dict[str, float]:
+def evaluate(run: Run, note: Callable[[list[str]], None] = lambda _: None) -> dict[str, float]:
     """Return named scores, in [0, 1], on the held-out pairs, none where there are none; leaves the model in eval mode.
 
-    Zero-shot accuracy on the digits, recall at 1, 5 and 10 on other data. Every rank computes the same.
+    Zero-shot accuracy on the digits, recall at 1, 5 and 10 on other data. Each rank computes a share, and all must call
+    it. ``note`` is told before each batch which images of it are left out.
     """
     run.model.eval()
     if run.held_out is None:
         return {}
-    device = run.place.device
-    if not isinstance(run.held_out, DigitPairs):
-        return retrieval_scores(run.bare, run.held_out, workers=run.args.workers)
-    classes = class_embeddings(run.bare, run.held_out.tokenizer, DIGIT_NAMES, CAPTION_TEMPLATES)
-    batches = in_order(run.held_out, EVALUATION_BATCH)
-    accuracy = zero_shot_accuracy(run.bare, classes, ((batch.image.to(device), batch.label) for batch in batches))
-    return {"zero_shot_accuracy": accuracy}
+
+    def going_on(broken: list[str]) -> None:
+        run.phases.enter("evaluate")  # a long evaluation is not a rank that has stopped
+        note(broken)
+
+    def batches(pairs: Pairs) -> Iterator[Batch]:
+        for batch in in_order(pairs, BATCH, rank=run.place.rank, world=run.place.world):
+            going_on(batch.broken)
+            yield batch
+
+    if isinstance(run.held_out, DigitPairs):
+        classes = class_embeddings(run.bare, run.held_out.tokenizer, DIGIT_NAMES, CAPTION_TEMPLATES)
+        accuracy = zero_shot_accuracy(run.bare, classes, batches(run.held_out), place=run.place)
+        return {"zero_shot_accuracy": accuracy}
+    return retrieval_scores(run.bare, run.held_out, place=run.place, workers=run.args.workers, note=going_on)
 
 
 def _train(run: Run, desk: _Desk) -> tuple[float, dict[str, float]]:
@@ -132,7 +142,7 @@ def _train(run: Run, desk: _Desk) -> tuple[float, dict[str, float]]:
         loss = loss if interval is None else interval.loss
         with desk.speed.paused():
             run.phases.enter("evaluate")
-            scores = evaluate(run)
+            scores = evaluate(run, partial(desk.broken, run))
             desk.curves.points(run.step, scores)
             for name, score in scores.items():
                 desk.trace.scalar(name, score)

@@ -24,6 +24,7 @@ from rwkv_clip.data.pairs import NO_LABEL
 from rwkv_clip.errors import InputError
 from rwkv_clip.evaluation import evaluating, evaluation_parser, open_held_out, report_broken, reporting
 from rwkv_clip.tokenizer import Tokenizer
+from rwkv_clip.training.distributed import Place, every_rank
 
 __all__ = ["class_embeddings", "main", "zero_shot_accuracy", "zero_shot_logits"]
 
@@ -53,19 +54,24 @@ def zero_shot_logits(image_BD: Tensor, classes_KD: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def zero_shot_accuracy(model: RWKVCLIP, classes_KD: Tensor, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+def zero_shot_accuracy(
+    model: RWKVCLIP, classes_KD: Tensor, batches: Iterable[Batch], *, place: Place | None = None
+) -> float:
     """Return the share of images, in [0, 1], whose nearest class is their own; nan without images.
 
     Args:
         model: in the mode its features should be taken in; usually ``eval()``.
         classes_KD: from :func:`class_embeddings`.
-        batches: pairs of images (B, 3, S, S) and class indices (B,).
+        batches: their labels are classes; what is not whole does not count.
+        place: of this process among several that each have a share of the images; every one must call it.
     """
     right = seen = 0
-    for image_B3SS, label_B in batches:
-        predicted = zero_shot_logits(model.encode_image(image_B3SS), classes_KD).argmax(-1)
-        right += int((predicted == label_B.to(predicted.device)).sum())
-        seen += len(label_B)
+    for batch in batches:
+        predicted = zero_shot_logits(model.encode_image(batch.image.to(classes_KD.device)), classes_KD).argmax(-1).cpu()
+        right += int(((predicted == batch.label) & batch.whole).sum())
+        seen += int(batch.whole.sum())
+    counts = [(right, seen)] if place is None else every_rank((right, seen), place)
+    right, seen = (sum(column) for column in zip(*counts, strict=True))
     return right / seen if seen else float("nan")
 
 
@@ -91,18 +97,16 @@ def _read_classes(path: Path | None, data: str) -> _Classes:
     return _Classes(names, templates)
 
 
-def _labelled(
-    batches: Iterable[Batch], count: int, device: torch.device, policy: str
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and classes of the batches, on the device, without those that cannot be read."""
+def _labelled(batches: Iterable[Batch], count: int, policy: str) -> Iterator[Batch]:
+    """The batches, once it is said what of them is broken, and their labels are known to be classes."""
     for batch in batches:
         report_broken(batch.broken, policy)
-        image, label = batch.image[batch.whole], batch.label[batch.whole]
+        label = batch.label[batch.whole]
         if len(label) and not (int(label.min()) > NO_LABEL and int(label.max()) < count):
             raise InputError(
                 f"the data's labels must be 0 to {count - 1}, the classes' places; a column label holds them"
             )
-        yield image.to(device), label
+        yield batch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             pairs = open_held_out(args, model.config)
             classes = class_embeddings(model, pairs.tokenizer, names, templates)
             batches = in_order(pairs, args.batch_size, workers=args.workers)
-            labelled = _labelled(batches, len(names), classes.device, args.on_broken)
+            labelled = _labelled(batches, len(names), args.on_broken)
             accuracy = zero_shot_accuracy(model, classes, labelled)
         print(f"zero-shot accuracy on {len(pairs)} images of {len(names)} classes: {accuracy:.1%}")
         return 0

@@ -84,7 +84,7 @@ class DigitPairs(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         label = self.labels[index]
         template = random.Random(f"{self.seed}/{self.epoch}/{index}").randrange(len(CAPTION_TEMPLATES))
-        return Sample(self.images[index], self.tokens[template, label], label)
+        return Sample(self.images[index], self.tokens[template, label], label, index)
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,8 @@ class Batch(NamedTuple):
     image: Tensor  # (B, 3, S, S) float32
     tokens: Tensor  # (B, T) int64
     label: Tensor  # (B,) int64
-    whole: Tensor  # (B,) bool: not standing in for a broken sample
+    pair: Tensor  # (B,) int64: which of the data set
+    whole: Tensor  # (B,) bool: not standing in for a broken sample, nor filling up a share
     broken: list[str]  # places of the broken samples, with what is wrong
 
 
@@ -103,13 +104,23 @@ def load_steps(pairs: Pairs, plan: Plan, epoch: int, *, start: int = 0, workers:
         yield [next(batches) for _ in range(plan.micro_batches)]
 
 
-def in_order(pairs: Pairs, batch_size: int, *, workers: int = 0) -> Iterator[Batch]:
-    """Yield all samples in their order, the last batch perhaps smaller; no global generator is drawn from."""
+def in_order(pairs: Pairs, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    """Yield all samples in their order, the last batch perhaps smaller; no global generator is drawn from.
+
+    Of several ranks each gets a share, one after another, in batches of the same sizes: ranks that exchange something
+    in every pass, as a sharded model does, stay together. What fills up the last shares is not whole.
+    """
+    count = len(pairs)
+    size = -(-count // world)
+    first, end = rank * size, rank * size + size
+    share = [range(start, min(start + batch_size, end)) for start in range(first, end, batch_size)]
     loader: DataLoader[Sample] = DataLoader(
         pairs,  # type: ignore[arg-type]
-        batch_size=batch_size, collate_fn=_collate, num_workers=workers, generator=torch.Generator(),
+        batch_sampler=[[place % count for place in places] for places in share],
+        collate_fn=_collate, num_workers=workers, generator=torch.Generator(),
     )  # fmt: skip
-    return iter(loader)
+    for places, batch in zip(share, loader, strict=True):
+        yield batch._replace(whole=batch.whole & torch.tensor([place < count for place in places]))
 
 
 def _collate(samples: list[Sample]) -> Batch:
@@ -117,6 +128,7 @@ def _collate(samples: list[Sample]) -> Batch:
         torch.stack([sample.image for sample in samples]),
         torch.stack([sample.tokens for sample in samples]),
         torch.tensor([sample.label for sample in samples]),
+        torch.tensor([sample.pair for sample in samples]),
         torch.tensor([not sample.broken for sample in samples]),
         [place for sample in samples for place in sample.broken],
     )

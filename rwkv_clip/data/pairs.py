@@ -20,6 +20,7 @@ class Sample(NamedTuple):
     image: Tensor  # (3, S, S) float32, normalised
     tokens: Tensor  # (T,) int64
     label: int  # class of the image, NO_LABEL where the data has none
+    pair: int  # which of the data set it is, or stands in for
     broken: tuple[str, ...] = ()  # places of the broken samples that this one stands in for, with what is wrong
 
 

@@ -101,7 +101,7 @@ class PicturePairs(Dataset[Sample]):
         for offset in range(min(MOST_BROKEN_IN_A_ROW, len(self))):
             place = (index + offset) % len(self)
             try:
-                return self._sample(place)._replace(broken=tuple(broken))
+                return self._sample(place)._replace(pair=index, broken=tuple(broken))
             except DECODING_ERRORS as error:
                 broken.append(f"{self.source.place(place)}: {error}")
         raise InputError(f"{len(broken)} samples in a row are broken, the first: {broken[0]}")
@@ -112,7 +112,7 @@ class PicturePairs(Dataset[Sample]):
         image = Image.open(io.BytesIO(record.image)).convert("RGB")
         view = training_view(image, self.side, random) if self.augment else evaluation_view(image, self.side)
         caption = record.captions[int(random.integers(len(record.captions))) if self.training else 0]
-        return Sample(view, self.tokenizer(caption, self.context)[0], record.label)
+        return Sample(view, self.tokenizer(caption, self.context)[0], record.label, index)
 
 
 def training_view(image: Image.Image, side: int, random: np.random.Generator) -> Tensor:

@@ -79,7 +79,7 @@ def test_broken_images_are_left_out(model, config, pictures, tmp_path):
     (tmp_path / "whole.csv").write_text("\n".join(["image,caption", rows[0], rows[2]]))
     told = []
     seen, expected = (
-        retrieval_scores(model, open_pairs(tmp_path / name, config, "held-out"), note_broken=told.extend)
+        retrieval_scores(model, open_pairs(tmp_path / name, config, "held-out"), note=told.extend)
         for name in ("pairs.csv", "whole.csv")
     )
     assert seen == expected

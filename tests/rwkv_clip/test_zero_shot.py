@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from rwkv_clip import create_RWKV_Model, train, zero_shot
 from rwkv_clip.data.digits import CAPTION_TEMPLATES, DIGIT_NAMES, digit_tokenizer
+from rwkv_clip.data.loading import Batch
 from rwkv_clip.zero_shot import class_embeddings, zero_shot_accuracy, zero_shot_logits
 
 
@@ -48,12 +49,16 @@ def test_logits_are_float32_cosines():
 
 
 def test_accuracy_counts_right_answers(model):
-    """Accuracy is the share of images whose nearest class is their own, over batches of any size."""
-    image = torch.randn(6, 3, 8, 8)
+    """Accuracy is the share of whole images whose nearest class is their own, over batches of any size."""
+    image = torch.randn(7, 3, 8, 8)
     with torch.no_grad():
         classes = normalize(model.encode_image(image), dim=-1)
-    label = torch.tensor([0, 1, 2, 3, 0, 0])
-    assert zero_shot_accuracy(model, classes, [(image[:5], label[:5]), (image[5:], label[5:])]) == pytest.approx(4 / 6)
+    label, index = torch.tensor([0, 1, 2, 3, 0, 0, 6]), torch.arange(7)
+    batches = [
+        Batch(image[part], torch.empty(0), label[part], index[part], index[part] < 6, [])
+        for part in (slice(0, 5), slice(5, 7))
+    ]
+    assert zero_shot_accuracy(model, classes, batches) == pytest.approx(4 / 6)
     assert math.isnan(zero_shot_accuracy(model, classes, []))
 
 

@@ -75,14 +75,28 @@ class _Drawn(Dataset):
 
     problems = ()
 
+    def __init__(self, count=8):
+        self.count = count
+
     def set_epoch(self, epoch):
         pass
 
     def __len__(self):
-        return 8
+        return self.count
 
     def __getitem__(self, index):
-        return Sample(torch.rand(1), torch.tensor([os.getpid()]), index)
+        return Sample(torch.rand(1), torch.tensor([os.getpid()]), 0, index)
+
+
+@given(count=st.integers(1, 20), size=SIZES, world=SIZES)
+def test_ranks_share_out_all_samples(count, size, world):
+    """Put together, the ranks' whole samples are all samples once, in order; all ranks have as many batches, as large."""
+    pairs = _Drawn(count)
+    shares = [list(in_order(pairs, size, rank=rank, world=world)) for rank in range(world)]
+    seen = [i for share in shares for batch in share for i in batch.pair[batch.whole].tolist()]
+    assert seen == list(range(count))
+    assert len({tuple(len(batch.pair) for batch in share) for share in shares}) == 1
+    assert sum(len(batch.pair) for batch in shares[0]) == -(-count // world)
 
 
 def test_no_two_workers_draw_the_same_numbers():

@@ -31,6 +31,15 @@ VARIANTS = [*LOSSES, "--fsdp", "--gradient-acc 2", "--fsdp --gradient-acc 2 --ga
             "--image-depth 2 --with-cp True"]  # fmt: skip
 
 
+def evaluated(run: Run) -> dict[str, Any]:
+    """The scores that every rank is told, and how many images this one has encoded for them."""
+    encoded = []
+    hook = run.bare.image_model.register_forward_pre_hook(lambda _, inputs: encoded.append(len(inputs[0])))
+    scores = train.evaluate(run)
+    hook.remove()
+    return {"scores": scores, "encoded": sum(encoded), "moves": run.phases.now.moves}
+
+
 def outcomes(run: Run) -> dict[str, Any]:
     """Losses, gradient norms and whole weights after some steps."""
     with computing(run.args):
@@ -52,7 +61,7 @@ def loss_and_gradients(image: torch.Tensor, text: torch.Tensor, **options: bool)
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
 
-def work(flags: list[str], features: np.ndarray, output: str) -> None:
+def work(flags: list[str], pictures: list[str], features: np.ndarray, output: str) -> None:
     """Everything that the tests below compare, on this rank."""
     with joined("cpu") as place:
         image, text = (torch.from_numpy(part[place.rank % RECORDED_RANKS]) for part in features)
@@ -65,6 +74,10 @@ def work(flags: list[str], features: np.ndarray, output: str) -> None:
             more = ["--batch-size", str(PAIRS_A_STEP // place.world // (2 if "acc" in variant else 1))]
             args = parse_args([*flags, "--output", output, *more, *variant.split()])
             results[f"run {variant}"] = outcomes(build(args, place))
+        for data, more in (("digits", []), ("pictures", pictures)):
+            for spread in ([], ["--fsdp"]):
+                run = build(parse_args([*flags, *more, *spread, "--output", output]), place)
+                results[f"evaluate {data}"] = [*results.get(f"evaluate {data}", []), evaluated(run)]
         torch.save(results, f"{output}.{place.rank}.pt")
         args = parse_args(
             [*flags, "--output", output, "--fsdp", "--batch-size", "8", "--frequent", "1", "--stall-timeout", "60"]
@@ -75,14 +88,24 @@ def work(flags: list[str], features: np.ndarray, output: str) -> None:
         train._work(build(args, place))
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def ranks(request, tmp_path_factory, small_flags, numbers) -> Iterator[list[dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory, pictures, picture_flags) -> list[str]:
+    """Flags of a run that evaluates on 25 images, which no number of ranks here divides; the 8th cannot be read."""
+    path = tmp_path_factory.mktemp("held_out") / "pairs.csv"
+    head, *rows = (pictures / "pairs.csv").read_text().splitlines()
+    rows = [row.replace('"', f'"{pictures}/', 1) for row in rows]
+    path.write_text("\n".join([head, *rows[:7], '"no.png","none","none",0', *rows[7:]]))
+    return [*picture_flags, "--val-data", str(path)]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, tmp_path_factory, small_flags, held_out, numbers) -> Iterator[list[dict[str, Any]]]:
     """What each of the ranks got, and the directory of a whole run."""
     folder = tmp_path_factory.mktemp("ranks")
     recorded = numbers("dist_loss.npz")
     features = np.stack([recorded["image"], recorded["text"]])
     launching.run(
-        work, small_flags, features, str(folder / "out"), ranks=request.param, log=folder / "log", timeout=300
+        work, small_flags, held_out, features, str(folder / "out"), ranks=request.param, log=folder / "log", timeout=300
     )
     return [torch.load(folder / f"out.{rank}.pt") | {"folder": folder / "out"} for rank in range(request.param)]
 
@@ -144,6 +167,21 @@ def test_many_processes_train_as_one(ranks, single, variant):
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Euclidean distance of all weights together."""
     return math.sqrt(sum(float((value - b[name]).square().sum()) for name, value in a.items()))
+
+
+@pytest.mark.parametrize("data", ["digits", "pictures"])
+def test_many_processes_evaluate_as_one(ranks, data, small_flags, held_out, tmp_path):
+    """Copied and sharded, each rank encodes its share of the images, and every rank is told the single one's scores."""
+    flags = [*small_flags, *(held_out if data == "pictures" else []), "--output", str(tmp_path)]
+    expected = evaluated(build(parse_args(flags), CPU))
+    assert expected["encoded"] == {"digits": 359, "pictures": 25}[data]
+    share = -(-expected["encoded"] // len(ranks))
+    for rank in ranks:
+        for seen in rank[f"evaluate {data}"]:
+            assert seen["scores"] == pytest.approx(expected["scores"])
+            assert seen["encoded"] == share
+    assert len({seen["moves"] for rank in ranks for seen in rank[f"evaluate {data}"]}) == 1
+    assert any(0 < score < 1 for score in expected["scores"].values())
 
 
 def test_a_sharded_run_leaves_what_any_run_leaves(ranks, small_flags):
