@@ -200,10 +200,11 @@ def _introduce(run: Run, display: Display) -> None:
     display.line(f"{size:,} parameters, {len(run.pairs)} pairs, {run.steps_total} steps{processes}")
     for note in run.notes:
         display.line(note)
-    for problem in run.pairs.problems:
+    say = display.warn if run.place.leads else display.line  # every rank finds the same
+    for problem in (problem for pairs in (run.pairs, run.held_out) if pairs for problem in pairs.problems):
         if run.args.on_broken == "stop":
             raise InputError(f"broken row: {problem}")
-        display.warn(f"left out a broken row: {problem}")
+        say(f"left out a broken row: {problem}")
 
 
 def _work(run: Run) -> None:

@@ -83,6 +83,19 @@ def test_tensorboard_reads_the_curves(finished):
     assert events.Scalars("logit_scale")[0].value == pytest.approx(1 / 0.07, rel=0.05)
 
 
+def test_what_is_broken_in_held_out_data_is_said(tmp_path, small_flags, picture_flags, pictures, capsys):
+    """Rows and images of --val-data that are broken are said once with their place, or end the run if asked."""
+    held_out = tmp_path / "held_out.csv"
+    held_out.write_text(f"image,caption\n{pictures / '001.png'},one\nno.png,two\nx.png,\n")
+    flags = [*small_flags, *picture_flags, "--val-data", str(held_out)]
+    assert main([*flags, "--output", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    assert said.count(f"left out a broken row: {held_out} row 3: no caption") == 1
+    assert said.count(f"skipped a broken sample: {held_out} row 2, image no.png: ") == 1
+    assert main([*flags, "--output", str(tmp_path / "stop"), "--on-broken", "stop"]) == 2
+    assert f"broken row: {held_out} row 3" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_defaults_learn_the_digits(tmp_path, run_python):
     """A quarter of the default run reaches 90 % zero-shot accuracy on digits it has never seen."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rwkv_clip import train
+from rwkv_clip.clip import RWKVCLIP
 from rwkv_clip.training import stalls
 from rwkv_clip.training.stalls import PHASES, Phases, Sign, Watch
 from tests.rwkv_clip import launching
@@ -162,37 +163,69 @@ def wait_for(pattern: str, log: Path, seconds: float) -> re.Match[str]:
     raise AssertionError(f"{pattern!r} is not in {log}:\n{log.read_text() if log.exists() else 'no such file'}")
 
 
+def log_of(output: Path, rank: int) -> Path:
+    return output / ("training.log" if rank == 0 else f"training.rank{rank}.log")
+
+
 def flags_of(small_flags: list[str], output: Path, timeout: float) -> list[str]:
-    more = ["--batch-size", "4", "--epochs", "400", "--frequent", "1", "--stall-timeout", str(timeout)]
+    more = ["--batch-size", "2", "--epochs", "400", "--frequent", "1", "--stall-timeout", str(timeout)]
     return [*small_flags, *more, "--output", str(output)]
 
 
-def test_a_stuck_rank_is_named_by_the_others(tmp_path, small_flags):
-    """A rank that hangs in its data is named in time, with its phase; its own log has the line of code."""
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_stuck_rank_is_named_by_the_others(tmp_path, small_flags, ranks):
+    """A rank that hangs in its data is named by each other in time, with its phase; its own log has the line of code."""
     output, timeout = tmp_path / "run", 6.0
-    with launching.running(stuck, flags_of(small_flags, output, timeout), ranks=2, log=tmp_path / "printed"):
+    with launching.running(stuck, flags_of(small_flags, output, timeout), ranks=ranks, log=tmp_path / "printed"):
         named = r"rank 1 has stopped: in step 4, phase data for ([\d.]+) s; waiting: rank 0 in step 4"
-        found = wait_for(named, output / "training.log", 60)
-        assert float(found[1]) < timeout
-        wait_for(r"(?s)this rank is at:.*time\.sleep\(1000\)", output / "training.rank1.log", 10)
+        for other in {*range(ranks)} - {1}:
+            assert float(wait_for(named, log_of(output, other), 60)[1]) < timeout
+        wait_for(r"(?s)this rank is at:.*time\.sleep\(1000\)", log_of(output, 1), 10)
     assert "rank 1 has stopped" in Path(f"{tmp_path / 'printed'}.0").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "victim"), [(s, r) for s in (signal.SIGKILL, signal.SIGSTOP) for r in (0, 1)])
-def test_a_killed_or_stopped_rank_is_named_by_the_others(tmp_path, small_flags, number, victim):
-    """Killed or stopped from outside, either rank, the store's keeper too, is named in the other's log in time."""
+def slow_to_evaluate(flags: list[str]) -> int:
+    """Train, with an evaluation of many batches that each take a while."""
+    encode = RWKVCLIP.encode_image
+
+    def slowly(self, image):
+        time.sleep(0.0 if self.training else 0.3)
+        return encode(self, image)
+
+    RWKVCLIP.encode_image, train.BATCH = slowly, 15
+    return train.main(flags)
+
+
+def test_a_long_evaluation_is_no_stop(tmp_path, small_flags):
+    """Ranks that evaluate for longer than the timeout, batch after batch, are not said to have stopped."""
+    output, timeout = tmp_path / "run", 2.5
+    flags = [*flags_of(small_flags, output, timeout), "--epochs", "1"]
+    began = time.monotonic()
+    launching.run(slow_to_evaluate, flags, ranks=2, log=tmp_path / "printed")
+    assert time.monotonic() - began > timeout
+    assert not any("has stopped" in log_of(output, rank).read_text() for rank in range(2))
+
+
+SLOW = [(signal, victim, 2) for signal in (signal.SIGKILL, signal.SIGSTOP) for victim in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "victim", "ranks"),
+    [(signal.SIGKILL, 2, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+)
+def test_a_killed_or_stopped_rank_is_named_by_the_others(tmp_path, small_flags, number, victim, ranks):
+    """Killed or stopped from outside, any rank, the store's keeper too, is named in the others' logs in time."""
     output, timeout = tmp_path / "run", 10.0
     with launching.running(
-        train.main, flags_of(small_flags, output, timeout), ranks=2, log=tmp_path / "printed"
+        train.main, flags_of(small_flags, output, timeout), ranks=ranks, log=tmp_path / "printed"
     ) as processes:
         wait_for("step:5/", output / "training.log", 60)
         os.kill(processes[victim].pid, number)
         stopped = time.monotonic()
-        log = output / ("training.rank1.log" if victim == 0 else "training.log")
-        found = wait_for(rf"rank {victim} has stopped: .*step \d+, phase (\w+)", log, 60)
+        for other in {*range(ranks)} - {victim}:
+            found = wait_for(rf"rank {victim} has stopped: .*step \d+, phase (\w+)", log_of(output, other), 60)
+            assert found[1] in PHASES
         assert time.monotonic() - stopped < timeout
-        assert found[1] in PHASES
 
 
 @pytest.mark.slow
