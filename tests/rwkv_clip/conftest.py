@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import shlex
 import subprocess
 import sys
 import tarfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +22,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import rwkv_clip
-from rwkv_clip import ModelConfig, load_model_configs
+from rwkv_clip import ModelConfig
 from rwkv_clip.clip import RWKVCLIP
 from rwkv_clip.data.digits import DIGIT_NAMES
-
-ORACLE = Path(__file__).parent / "oracle"
-WEIGHT_SEED, INPUT_SEED = 20240611, 20240612
+from tests.rwkv_clip import originals
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -44,94 +39,26 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def numbers() -> Callable[[str], Any]:
-    """Read a file of the original's numbers: a dict of arrays from .npz, plain values from .json."""
-
-    def read(name: str) -> Any:
-        path = ORACLE / name
-        if path.suffix == ".json":
-            return json.loads(path.read_text(encoding="utf-8"))
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-
-    return read
+    """Read a file of the original's numbers."""
+    return originals.read
 
 
 @pytest.fixture(scope="session")
 def config_of() -> Callable[[str], ModelConfig]:
     """Read one of the configurations that the original was run with."""
-    return lambda name: load_model_configs(ORACLE / "configs" / f"{name}.json")
+    return originals.config_of
 
 
 @pytest.fixture(scope="session")
-def model_of(config_of: Callable[[str], ModelConfig]) -> Callable[..., RWKVCLIP]:
+def model_of() -> Callable[..., RWKVCLIP]:
     """Build one of them with the weights that it was run with, in eval mode."""
-
-    def build(name: str, dtype: torch.dtype = torch.float64, **changes: object) -> RWKVCLIP:
-        config = config_of(name)
-        for field, value in changes.items():
-            config = type(config)(**{**_as_dict(config), field: value})
-        model = RWKVCLIP(config)
-        weights = generated_weights({key: tuple(value.shape) for key, value in model.state_dict().items()})
-        model.load_state_dict({key: torch.from_numpy(value) for key, value in weights.items()})
-        return model.to(dtype).eval()
-
-    return build
-
-
-def _as_dict(config: ModelConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__}
+    return originals.model_of
 
 
 @pytest.fixture(scope="session")
-def inputs_of(config_of: Callable[[str], ModelConfig]) -> Callable[[str], tuple[torch.Tensor, torch.Tensor]]:
+def inputs_of() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Images (4, 3, S, S) float32 and tokens (4, T) that a configuration was run with."""
-
-    def make(name: str, batch: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-        config, random = config_of(name), np.random.RandomState(INPUT_SEED)
-        image = 4 * random.random_sample((batch, 3, config.input_size, config.input_size)) - 2
-        tokens = random.randint(0, config.vocab_size, (batch, config.ctx_len))
-        for b in range(batch):
-            tokens[b, max(2, config.ctx_len - 2 * b) :] = 0
-        return torch.from_numpy(image.astype(np.float32)), torch.from_numpy(tokens.astype(np.int64))
-
-    return make
-
-
-def generated_weights(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """The weights that the original was run with, float32, made from their names and shapes."""
-    weights = {}
-    for name, shape in shapes.items():
-        seed = zlib.crc32(name.encode()) ^ WEIGHT_SEED
-        centre, spread = weight_range(name, shape)
-        value = centre + spread * (2 * np.random.RandomState(seed).random_sample(tuple(shape)) - 1)
-        if name.endswith(("time_decay", "time_faaaa")):
-            value = np.round(value * 32) / 32
-        weights[name] = np.asarray(value, dtype=np.float32)
-    return weights
-
-
-def weight_range(name: str, shape: Sequence[int]) -> tuple[float, float]:
-    """Centre and spread of a generated weight."""
-    last = name.rsplit(".", 1)[-1]
-    if name == "logit_scale":
-        return math.log(1 / 0.07), 0.0
-    if last in ("cls_token", "pos_embed"):
-        return 0.0, 0.5
-    if name.endswith("emb.weight"):
-        return 0.0, 1.0
-    if ".ln" in f".{name}" and last in ("weight", "bias"):
-        return (1.0, 0.25) if last == "weight" else (0.0, 0.1)
-    if last in ("time_maa_w1", "time_decay_w1"):
-        return 0.0, math.sqrt(3 / shape[0])
-    if last in ("time_maa_w2", "time_decay_w2"):
-        return 0.0, 0.1
-    if last.startswith(("time_maa", "spatial_mix")):
-        return 0.5, 0.5
-    if last == "time_decay":
-        return -1.5, 2.0
-    if last == "time_faaaa":
-        return 0.0, 0.75
-    return (0.0, math.sqrt(3 / math.prod(shape[1:]))) if last == "weight" else (0.0, 0.1)
+    return originals.inputs_of
 
 
 @pytest.fixture(scope="session")

@@ -7,35 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import normalize
 
-from rwkv_clip import ClipLoss, create_RWKV_Model, get_model_RWKV_CLIP, load_model_configs
+from rwkv_clip import create_RWKV_Model, get_model_RWKV_CLIP, load_model_configs
 from rwkv_clip.clip import RWKVCLIP
-
-
-def forward(model, image, tokens):
-    """Features, logits and loss as recorded: the loss compares unit vectors."""
-    image_features, text_features, scale = model(image, tokens)
-    unit_image, unit_text = normalize(image_features, dim=-1), normalize(text_features, dim=-1)
-    return {
-        "image_features": image_features,
-        "text_features": text_features,
-        "logit_scale": scale,
-        "logits": scale * unit_image @ unit_text.T,
-        "loss": ClipLoss()(unit_image, unit_text, scale),
-    }
-
-
-def gradient_digests(model, names):
-    parameters = dict(model.named_parameters())
-    rows = {"grad_l2": [], "grad_dot_param": [], "grad_first8": []}
-    for name in names:
-        value, gradient = parameters[name].detach(), parameters[name].grad
-        rows["grad_l2"].append(float(gradient.norm()))
-        rows["grad_dot_param"].append(float((gradient * value).sum()))
-        first = gradient.flatten()[:8].numpy()
-        rows["grad_first8"].append(np.pad(first, (0, 8 - len(first))))
-    return {key: np.asarray(row) for key, row in rows.items()}
+from tests.rwkv_clip.originals import forward, gradient_digests
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from rwkv_clip import create_RWKV_Model
 from rwkv_clip.towers import DropPath, ImageTower, TextTower
+from tests.rwkv_clip.originals import module_outputs
 
 BFLOAT16_STORED = (".time_decay", ".time_faaaa")
 
@@ -18,12 +19,7 @@ def test_every_module_returns_what_the_originals_did(numbers, model_of, inputs_o
     """Each layer, branch and norm of the tiny model returns the original's output to 1e-12, in float64."""
     expected = numbers("tiny_intermediate.npz")
     model, (image, tokens) = model_of("tiny"), inputs_of("tiny")
-    seen = {}
-    for name, module in model.named_modules():
-        if name in expected:
-            module.register_forward_hook(lambda _, __, output, name=name: seen.setdefault(name, output.detach()))
-    model(image.double(), tokens)
-    seen["image_model.patch_embed"] = seen["image_model.patch_embed"].flatten(2).mT
+    seen = module_outputs(model, image.double(), tokens, list(expected))
     assert set(seen) == set(expected)
     for name, value in seen.items():
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=0, atol=1e-12, err_msg=name)
