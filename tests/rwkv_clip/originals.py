@@ -17,6 +17,10 @@ from torch.nn.functional import normalize
 
 from rwkv_clip import ClipLoss, ModelConfig, load_model_configs
 from rwkv_clip.clip import RWKVCLIP
+from rwkv_clip.training.optimizer import make_optimizer
+from rwkv_clip.training.precision import make_scaler
+from rwkv_clip.training.schedule import Schedule
+from rwkv_clip.training.update import Updater
 
 ORACLE = Path(__file__).parent / "oracle"
 WEIGHT_SEED, INPUT_SEED = 20240611, 20240612
@@ -127,3 +131,47 @@ def module_outputs(model: RWKVCLIP, image: Tensor, tokens: Tensor, names: Sequen
     model(image, tokens)
     seen["image_model.patch_embed"] = seen["image_model.patch_embed"].flatten(2).mT
     return seen
+
+
+def replay_trace() -> dict[str, np.ndarray]:
+    """Train as ``trace_cosine.npz`` was: what each of the 19 steps gives, and the norms of the weights after the last."""
+    model = model_of("tiny").train()
+    optimizer = make_optimizer(model, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.2, decay_all=True)
+    scaler = make_scaler("fp32", torch.device("cpu"), init_scale=1.0, growth_interval=1)
+    update = Updater(model, optimizer, scaler, ClipLoss(), clip_grad_norm=1.0)
+    schedule = Schedule(1e-3, 20, 0.1, cycle_momentum=True)
+    image, tokens = inputs_of("tiny")
+    rows = []
+    for step in range(19):
+        schedule.apply(optimizer, step)
+        (group,) = optimizer.param_groups
+        outcome = update([(image.double(), tokens)])
+        rows.append(
+            {
+                "loss": float(outcome.loss),
+                "gnorm": float(outcome.grad_norm),
+                "scale_logged": float(outcome.scale),
+                "logit_scale_after": float(model.logit_scale.detach()),
+                "lr_used": group["lr"],
+                "beta1_used": group["betas"][0],
+            }
+        )
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    state = model.state_dict()
+    norms = [float(state[name].norm()) for name in read("trace_cosine.npz")["param_names"]]
+    return columns | {"param_l2_end": np.array(norms)}
+
+
+LOSSES: dict[str, dict[str, bool]] = {
+    "": {},
+    "--gather-with-grad": {"gather_with_grad": True},
+    "--gather-with-grad --local-loss": {"gather_with_grad": True, "local_loss": True},
+}
+"""Kinds of loss over several processes, by their flags."""
+
+
+def loss_and_gradients(image: Tensor, text: Tensor, **options: bool) -> list[Tensor]:
+    """ClipLoss of this rank's features at scale 5, and the gradients of image, text and scale, as in ``dist_loss.npz``."""
+    leaves = [x.clone().requires_grad_() for x in (image, text, torch.tensor(5.0, dtype=torch.float64))]
+    loss = ClipLoss(**options)(*leaves)
+    return [loss.detach(), *torch.autograd.grad(loss, leaves)]

@@ -20,13 +20,12 @@ from rwkv_clip.training.distributed import Place, full_model_state, joined
 from rwkv_clip.training.flags import parse_args
 from rwkv_clip.training.run import Run, build, computing
 from tests.rwkv_clip import launching
+from tests.rwkv_clip.originals import LOSSES, loss_and_gradients
 
 CPU = Place(torch.device("cpu"))
 STEPS = 2
 RECORDED_RANKS = 2  # that the original's loss was run on
 PAIRS_A_STEP = 16
-LOSSES = {"": {}, "--gather-with-grad": {"gather_with_grad": True},
-          "--gather-with-grad --local-loss": {"gather_with_grad": True, "local_loss": True}}  # fmt: skip
 VARIANTS = [*LOSSES, "--fsdp", "--gradient-acc 2", "--fsdp --gradient-acc 2 --gather-with-grad", "--fsdp --precision fp16",
             "--image-depth 2 --with-cp True"]  # fmt: skip
 
@@ -52,13 +51,6 @@ def outcomes(run: Run) -> dict[str, Any]:
         "norms": [float(step.grad_norm) for step in steps],
         "weights": full_model_state(run.model),
     }
-
-
-def loss_and_gradients(image: torch.Tensor, text: torch.Tensor, **options: bool) -> list[torch.Tensor]:
-    """ClipLoss of these features at scale 5, and its gradients."""
-    leaves = [x.clone().requires_grad_() for x in (image, text, torch.tensor(5.0, dtype=torch.float64))]
-    loss = ClipLoss(**options)(*leaves)
-    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
 
 def work(flags: list[str], pictures: list[str], features: np.ndarray, output: str) -> None:
