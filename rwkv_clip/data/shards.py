@@ -5,40 +5,19 @@ A shard is indexed when it is opened, so that pairs can be read in any order, an
 
 from __future__ import annotations
 
+import bisect
 import glob
+import itertools
 import json
 import os
-import tarfile
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
 from rwkv_clip.data.pairs import NO_LABEL
 from rwkv_clip.data.pictures import Record
+from rwkv_clip.data.shard_index import Entry, Span, index_shard
 from rwkv_clip.errors import InputError
 
 __all__ = ["ShardSource", "find_shards"]
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-TEXT, JSON, CLASS = ".txt", ".json", ".cls"
-
-
-class _Span(NamedTuple):
-    """Where a member's bytes lie in its shard."""
-
-    offset: int
-    size: int
-
-
-class _Entry(NamedTuple):
-    """One pair of the index."""
-
-    shard: int
-    key: str
-    image: _Span
-    caption: _Span
-    is_json: bool
-    label: _Span | None
 
 
 def find_shards(name: str) -> list[Path]:
@@ -60,49 +39,24 @@ class ShardSource:
     """
 
     def __init__(self, shards: list[Path], *, limit: int | None = None) -> None:
-        self.shards, self.problems = shards, list[str]()
-        self._entries = [entry for shard in range(len(shards)) for entry in self._index(shard)][:limit]
-        if not self._entries:
+        self.shards, self._indexes = shards, [index_shard(shard) for shard in shards]
+        self.problems = [problem for index in self._indexes for problem in index.problems]
+        *self._first, count = itertools.accumulate(map(len, self._indexes), initial=0)  # of each shard; of all
+        self._count = count if limit is None else min(count, limit)
+        if not count:
             raise InputError(f"{shards[0]}: holds no image with a caption (.jpg and .txt or .json of one name)")
 
-    def _index(self, shard: int) -> Iterator[_Entry]:
-        path, members = self.shards[shard], dict[str, dict[str, _Span]]()
-        try:
-            with tarfile.open(path, "r:") as archive:
-                for member in self._members(archive, path):
-                    name = PurePosixPath(member.name)
-                    stem, dot, suffix = name.name.partition(".")
-                    span = _Span(member.offset_data, member.size)
-                    members.setdefault(str(name.with_name(stem)), {})[(dot + suffix).lower()] = span
-        except (OSError, tarfile.ReadError) as error:
-            raise InputError(f"cannot read the shard {path}: {error}; shards are uncompressed tar files") from error
-        for key, parts in members.items():
-            image = next((parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in parts), None)
-            caption = parts.get(JSON, parts.get(TEXT))
-            if image is not None and caption is not None:
-                yield _Entry(shard, key, image, caption, JSON in parts, parts.get(CLASS))
-            else:
-                self.problems.append(f"{path} member {key}: no {'image' if image is None else 'caption'}")
-
-    def _members(self, archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-        """The files of an archive up to where it is damaged."""
-        size = path.stat().st_size
-        try:
-            for member in archive:
-                if member.offset_data + member.size > size:
-                    raise tarfile.ReadError(f"{member.name} ends beyond the file")
-                if member.isfile():
-                    yield member
-        except tarfile.ReadError as error:
-            self.problems.append(f"{path}: damaged, its rest is left out ({error})")
+    def _find(self, index: int) -> tuple[Path, Entry]:
+        shard = bisect.bisect_right(self._first, index) - 1
+        return self.shards[shard], self._indexes[shard][index - self._first[shard]]
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._count
 
     def place(self, index: int) -> str:
         """The shard and the member."""
-        entry = self._entries[index]
-        return f"{self.shards[entry.shard]} member {entry.key}"
+        shard, entry = self._find(index)
+        return f"{shard} member {entry.key}"
 
     def captions(self, index: int) -> list[str]:
         """The captions of a pair.
@@ -110,9 +64,9 @@ class ShardSource:
         Raises:
             InputError: when the text holds none, or is no UTF-8 or JSON.
         """
-        entry = self._entries[index]
+        shard, entry = self._find(index)
         try:
-            text = self._bytes(entry.shard, entry.caption).decode()
+            text = _bytes(shard, entry.caption).decode()
             found = _captions_of(json.loads(text)) if entry.is_json else [text.strip()]
         except ValueError as error:
             raise InputError(f"caption: {error}") from error
@@ -123,13 +77,14 @@ class ShardSource:
 
     def read(self, index: int) -> Record:
         """Read a pair; raises OSError or InputError when it cannot be read."""
-        entry = self._entries[index]
-        label = NO_LABEL if entry.label is None else int(self._bytes(entry.shard, entry.label))
-        return Record(self._bytes(entry.shard, entry.image), self.captions(index), label)
+        shard, entry = self._find(index)
+        label = NO_LABEL if entry.label is None else int(_bytes(shard, entry.label))
+        return Record(_bytes(shard, entry.image), self.captions(index), label)
 
-    def _bytes(self, shard: int, span: _Span) -> bytes:
-        with self.shards[shard].open("rb") as file:
-            return os.pread(file.fileno(), span.size, span.offset)
+
+def _bytes(shard: Path, span: Span) -> bytes:
+    with shard.open("rb") as file:
+        return os.pread(file.fileno(), span.size, span.offset)
 
 
 def _captions_of(value: object) -> list[str]:

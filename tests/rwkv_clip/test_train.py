@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shutil
 import sys
 import types
 import warnings
@@ -17,6 +18,7 @@ from rwkv_clip import create_RWKV_Model, load_model_weight
 from rwkv_clip.config import ModelConfig
 from rwkv_clip.train import main
 from rwkv_clip.training.flags import build_parser
+from tests.rwkv_clip import launching
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path, small_flags, capsys):
@@ -103,6 +105,22 @@ def test_the_defaults_learn_the_digits(tmp_path, run_python):
     assert done.returncode == 0, done.stderr
     accuracy = float(re.search(r"held-out digits .*: (\d+\.\d)%", done.stdout)[1])
     assert accuracy > 90
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile's default backend needs a C++ compiler")
+def test_a_compiled_run_is_the_eager_one(tmp_path, small_flags, monkeypatch):
+    """With --compile, and its default backend, a run has the losses and gradient norms of one without, to rounding."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    values = []
+    for more in ([], ["--compile"]):
+        output = tmp_path / f"run{len(more)}"
+        flags = [*small_flags, "--frequent", "1", "--output", str(output), *more]
+        launching.run(main, flags, log=tmp_path / "log", timeout=600)
+        found = re.findall(r"step:\d+/6 .* loss:(\S+) grad_norm:(\S+) ", (output / "training.log").read_text())
+        values.append([float(value) for line in found for value in line])
+    assert len(values[0]) == 12
+    assert values[1] == pytest.approx(values[0], rel=2e-3)
 
 
 class Recorder:

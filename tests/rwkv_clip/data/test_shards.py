@@ -7,9 +7,11 @@ import json
 import tarfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rwkv_clip import InputError
+from rwkv_clip.data.shard_index import index_path, index_shard
 from rwkv_clip.data.shards import ShardSource, find_shards
 
 
@@ -94,3 +96,80 @@ def test_shards_of_no_use_are_explained(tmp_path):
     ):
         with pytest.raises(InputError, match=rf"{name}\.tar.*{message}|{message}.*{name}\.tar"):
             ShardSource([tmp_path / f"{name}.tar"])
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """A shard of three pairs and two halves of pairs."""
+    members = {"a.png": b"i", "a.txt": b"one", "b.png": b"j", "b.json": b'{"caption": "two"}', "b.cls": b"5"}
+    return write(tmp_path / "s.tar", members | {"c.png": b"k", "c.txt": b"three", "d.png": b"", "e.txt": b"half"})
+
+
+def contents(source: ShardSource) -> list[object]:
+    return [
+        *(source.read(i) for i in range(len(source))),
+        *(source.place(i) for i in range(len(source))),
+        *source.problems,
+    ]
+
+
+def no_headers(*_, **__):
+    raise AssertionError("the shard's headers are read")
+
+
+def test_headers_are_read_once(shard, monkeypatch):
+    """The second opening takes the index kept beside the shard, with all that the first found, and reads no header."""
+    first = contents(ShardSource([shard]))
+    assert len(first) == 8
+    monkeypatch.setattr("tarfile.open", no_headers)
+    assert contents(ShardSource([shard])) == first
+    assert find_shards(str(shard.parent)) == [shard]
+
+
+def test_an_index_moves_with_its_shard(shard, tmp_path, monkeypatch):
+    """Moved to another directory with its index, the shard is not read anew, and its problems are at its new place."""
+    ShardSource([shard])
+    (tmp_path / "new").mkdir()
+    for path in (shard, index_path(shard)):
+        path.rename(tmp_path / "new" / path.name)
+    monkeypatch.setattr("tarfile.open", no_headers)
+    moved = ShardSource([tmp_path / "new" / "s.tar"])
+    assert moved.problems[0] == f"{tmp_path / 'new' / 's.tar'} member d: no caption"
+
+
+@pytest.mark.parametrize("damage", ["written anew", "cut", "emptied", "of another kind"])
+def test_an_index_that_does_not_fit_is_made_anew(shard, damage):
+    """When the shard has changed since, or its index is damaged, the index is made anew and kept."""
+    kept = index_path(shard)
+    if damage == "written anew":
+        ShardSource([write(shard, {"a.png": b"i", "a.txt": b"one"})])
+        write(shard, {"a.png": b"i", "a.txt": b"one", "b.png": b"j", "b.txt": b"two", "c.png": b"k", "c.txt": b"three"})
+    else:
+        ShardSource([shard])
+        whole = kept.read_bytes()
+        kept.write_bytes({"cut": whole[:-50], "emptied": b"", "of another kind": b"x" * 500}[damage])
+    assert [ShardSource([shard]).captions(i) for i in range(3)] == [["one"], ["two"], ["three"]]
+    assert index_shard(shard)[1].key == "b"
+
+
+def test_where_nothing_can_be_written_it_works_as_well(shard, monkeypatch):
+    """In a read-only place the index is not kept, and the pairs are the same."""
+
+    def refuse(path, write):
+        raise PermissionError(path)
+
+    monkeypatch.setattr("rwkv_clip.data.shard_index.write_atomically", refuse)
+    first = contents(ShardSource([shard]))
+    assert not index_path(shard).exists()
+    monkeypatch.undo()
+    assert contents(ShardSource([shard])) == first
+
+
+def test_a_kept_index_takes_no_memory_of_its_own(tmp_path):
+    """Opening a kept index maps its file, which all processes share, and copies nothing."""
+    path = write(tmp_path / "s.tar", {f"{i:05}.{suffix}": b"x" for i in range(2000) for suffix in ("png", "txt")})
+    ShardSource([path])
+    before = pa.total_allocated_bytes()
+    source = ShardSource([path])
+    assert pa.total_allocated_bytes() - before < 2000
+    assert source.captions(1999) == ["x"]
