@@ -19,12 +19,12 @@ def pairs():
 
 
 def test_shapes_and_dtypes(pairs):
-    """An item is a float32 image of the model's size, int64 tokens of its length, and the digit."""
-    image, tokens, label, broken = pairs[0]
+    """An item is a float32 image of the model's size, int64 tokens of its length, the digit, and its number."""
+    image, tokens, label, number, broken = pairs[7]
     assert (image.shape, image.dtype) == ((3, 16, 16), torch.float32)
     assert (tokens.shape, tokens.dtype) == ((12,), torch.int64)
     assert label in range(10)
-    assert broken == ()
+    assert (number, broken) == (7, ())
 
 
 def test_images_are_the_real_ones(small_config):
@@ -61,7 +61,7 @@ def test_captions_name_the_digit(pairs):
     tokenizer = digit_tokenizer()
     used = set()
     for index in range(200):
-        _, tokens, label, _ = pairs[index]
+        _, tokens, label, *_ = pairs[index]
         options = tokenizer([template.format(DIGIT_NAMES[label]) for template in CAPTION_TEMPLATES], 12)
         matches = [i for i, option in enumerate(options) if torch.equal(option, tokens)]
         assert len(matches) == 1
