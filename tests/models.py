@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.probed import Probed
+
 See = Callable[[Any, Tensor], None]
 """A training step shows its outputs and its loss to this before it calls backward."""
 
@@ -845,6 +847,10 @@ OWN: dict[str, Callable[[], Subject]] = {
     "leaf_output": simple(LeafOutput, batch_of(3, 8)),
     "large_and_empty": simple(Large, ids_of(2, 6, below=4000)),
     "data_parallel": simple(data_parallel, batch_of(4, 8)),
+    "probes": simple(Probed, ids_of(2, 6, below=8)),
+    "probes_reentrant": simple(partial(Probed, True), ids_of(2, 6, below=8)),
+    "probes_checkpointed": simple(partial(Probed, False), ids_of(2, 6, below=8)),
+    "probes_autocast": simple(Probed, ids_of(2, 6, below=8), call=under_autocast),
 }
 """One model of our own of every kind that has given hooks trouble."""
 

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracehooks import checkpoint as checkpoint
     from tracehooks import experiments as experiments
+    from tracehooks.capture.probes import audio as audio
+    from tracehooks.capture.probes import mask as mask
+    from tracehooks.capture.probes import probe as probe
+    from tracehooks.capture.probes import tokens as tokens
     from tracehooks.capture.trace import Trace as Trace
     from tracehooks.core.config import Config as Config
     from tracehooks.core.errors import NonFiniteError as NonFiniteError
@@ -36,13 +40,17 @@ _ROOMS = {
     "Trace": "capture.trace",
     "TracehooksError": "core.errors",
     "attach": "surface.attach",
+    "audio": "capture.probes",
     "checkpoint": "checkpoint",
     "diagnose": "surface.offline",
     "diff": "surface.offline",
     "experiments": "experiments",
     "golden": "experiments.golden",
+    "mask": "capture.probes",
     "open": "surface.offline",
+    "probe": "capture.probes",
     "repair": "storage.repair",
+    "tokens": "capture.probes",
     "verify_fix": "surface.offline",
 }
 
@@ -53,7 +61,9 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'tracehooks' has no attribute {name!r}")
     room = importlib.import_module(f"tracehooks.{_ROOMS[name]}")
-    return room if name in ("checkpoint", "experiments", "golden") else getattr(room, name)
+    found = room if name in ("checkpoint", "experiments", "golden") else getattr(room, name)
+    globals()[name] = found  # a probe is looked up in every forward pass
+    return found
 
 
 def __dir__() -> list[str]:

@@ -83,3 +83,16 @@ def test_no_gradient_is_tracked() -> None:
     """Measuring a mask that has a gradient leaves no trace in autograd."""
     x = torch.zeros(2, 2, requires_grad=True)
     assert not summarize_mask(x * 1, "additive").requires_grad
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_floating_masks_of_a_probe(keep: bool) -> None:
+    """Said to keep or to drop, a floating mask has truth values where it holds ones, and nothing but ones and zeros;
+    any other is added to scores, one of zeros too."""
+    said = f"keep={keep}"
+    assert summarize_mask(torch.tensor([[1.0, 0, 0], [0, 0, 0]]), said).tolist()[:2] == ([1, 1] if keep else [5, 0])
+    assert summarize_mask(torch.zeros(2, 3), said).tolist() == [6, 0, 3, 3, -1, CONVENTIONS.index("additive")]
+    dropped = torch.tensor([[0.0, -math.inf], [-math.inf, -math.inf]])
+    assert summarize_mask(dropped, said).tolist() == [1, 1, 0, 1, 1, CONVENTIONS.index("additive")]
+    biased = torch.tensor([[1.0, 0.5], [0.0, -1e9]])
+    assert summarize_mask(biased, said).tolist()[:2] == [3, 0]

@@ -26,9 +26,17 @@ class TakesErrors(Protocol):
 class Guarded(Protocol):
     """What an edge needs of the object whose methods it guards."""
 
-    silent: bool
-    pid: int
-    lock: Any
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is recorded now."""
+
+    @property
+    def pid(self) -> int:
+        """The process that records."""
+
+    @property
+    def lock(self) -> Any:
+        """Held while a method runs."""
 
     def took(self, seconds: float) -> None:
         """Count time that the recording took."""

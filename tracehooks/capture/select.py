@@ -50,6 +50,11 @@ def named_modules(root: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def held(root: nn.Module) -> dict[int, str]:
+    """Canonical paths of all modules, wrappers too, by the modules' identity."""
+    return {id(module): _canonical(path) for path, module in root.named_modules()}
+
+
 def selected(root: nn.Module, config: Config) -> dict[str, nn.Module]:
     """The modules that ``modules`` selects and ``exclude`` does not.
 

@@ -23,6 +23,7 @@ from tracehooks.capture.model_state import ModelState
 from tracehooks.capture.outbox import Outbox
 from tracehooks.capture.passes import Passes
 from tracehooks.capture.places import Site
+from tracehooks.capture.probed import Probed
 from tracehooks.capture.recorder import Recorder
 from tracehooks.capture.steps import Steps
 from tracehooks.capture.taps import SWITCHBOARD
@@ -58,7 +59,7 @@ class Session:
         self._locator: Locator = locator if locator is not None and config.on_nonfinite != "record" else Unlocated()
         self.outbox = Outbox(self.recorder, sink, config, self._locate, say)
         self.state = ModelState(root, config, self.recorder, ema)
-        self.inputs = Inputs(self.recorder, config)
+        self.inputs, self.probed = Inputs(self.recorder, config), Probed(self)
         self.steps = Steps(self.state.optimizers.any, first_step)
         self.clock, self.budget = Clock(), Budget(config.budget, config.every)
         self.losses = Losses(self.recorder)
@@ -67,9 +68,8 @@ class Session:
         self.passes, self.tensor_hooks = Passes(), TensorHooks()
         self._backward_depth = self._batch = 0
         self._stepping: list[Optimizer] = []
-        self.paused = self._scaler_stepped = False
-        self.live = self.recording = False
-        """Whether this step is watched for non-finite values, and whether its tensors are recorded."""
+        self.paused = self._scaler_stepped = self.live = self.recording = False
+        """live, recording: whether this step is watched for non-finite values, whether its tensors are recorded."""
 
     # ---- life
 
@@ -166,7 +166,7 @@ class Session:
         if torch_internals.tracing():
             return
         if not self.passes.depth and not recompute:
-            self._orphan_returned(hook.path, output)
+            self.ran_outside(hook.path, output)
         if not self.live:
             return
         self.state.inspection.module_returned(hook.path, args, output, recompute)
@@ -199,9 +199,9 @@ class Session:
         if self.recorder.full:
             self._flush()
 
-    def _orphan_returned(self, path: str, output: Any) -> None:
-        """A module ran outside the root's forward: it begins a step that is due and, where the root is never called
-        (methods of it, submodules only), a pass."""
+    def ran_outside(self, path: str, output: Any) -> None:
+        """A module or a probe ran outside the root's forward: it begins a step that is due and, where the root is never
+        called (methods of it, submodules only), a pass."""
         training = torch.is_grad_enabled()
         if (training and self.steps.next_is_new) or self.passes.opens(path, training):
             self._begin_pass(path)

@@ -24,6 +24,8 @@ class Switchboard:
     """Tells every live session of optimizer steps, backward passes and scaler steps, in the order they attached."""
 
     def __init__(self) -> None:
+        self.watching = False
+        """Whether there is any session to tell: what probes ask first, in compiled code too."""
         self._sessions: list[weakref.ref[Session]] = []
         self._handles: list[RemovableHandle] = []
         self._patched: list[tuple[object, str, Any, Any]] = []
@@ -49,6 +51,7 @@ class Switchboard:
             self._take_down()
 
     def _set_up(self) -> None:
+        self.watching = True
         self._handles = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -59,6 +62,7 @@ class Switchboard:
         self._patch(torch.amp.GradScaler, "step", self._scaler_step)
 
     def _take_down(self) -> None:
+        self.watching = False
         for handle in self._handles:
             handle.remove()
         for owner, name, original, ours in self._patched:

@@ -43,6 +43,7 @@ _current_node = _lookup(torch, "_C._current_autograd_node")
 _next_sequence = _lookup(torch, "_C._autograd._get_sequence_nr", lambda: 0)
 _differences = _lookup(torch, "_foreach_sub", lambda new, old: [a - b for a, b in zip(new, old, strict=True)])
 _copies = _lookup(torch, "_foreach_copy_", lambda into, values: [a.copy_(b) for a, b in zip(into, values, strict=True)])
+_has_side_effect = _lookup(torch, "fx.node.has_side_effect")
 _disable_function = _lookup(torch, "_C.DisableTorchFunction", contextlib.nullcontext)
 
 
@@ -180,8 +181,31 @@ def calls_on_stack(owner: object, function: str) -> int:
     return count
 
 
+def traced_modules() -> list[int]:
+    """Identities of the modules that torch.compile is in the middle of, the outermost first: called while it traces."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        stack = getattr(frame.f_locals.get("self"), "nn_module_stack", None)
+        if isinstance(stack, dict):
+            return [int(number) for key in stack if (number := str(key).partition("@")[0]).isdigit()]
+        frame = frame.f_back
+    return []
+
+
+def keep_in_graph(op: Any) -> None:
+    """Have torch.compile keep an op whose result nobody uses."""
+    _has_side_effect(op)
+
+
+CUDA_GRAPHS_STOP_HERE: tuple[Any, ...] = tuple(
+    tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None
+)
+"""Tags of an op that has to run every time: the graphs of torch.compile's mode="reduce-overhead" end before it."""
+
 ROOT_CALL = "_call_impl"
 """Name of nn.Module's method whose frame is on the stack while a module is called."""
+BACKWARD_CALL = "_engine_run_backward"
+"""Name of torch.autograd's function whose frame is on the stack while a backward pass runs."""
 OPTIMIZER_CALL = "wrapper"
 """Name of the function that torch.optim puts around step()."""
 

@@ -24,6 +24,10 @@ class Wiring:
         self.root = root
         self.paths: dict[str, nn.Module] = {}
         """Modules whose outputs are recorded."""
+        self.modules: dict[str, nn.Module] = {}
+        """All modules."""
+        self.held: dict[int, str] = {}
+        """Paths of all modules, wrappers too, by the modules' identity."""
         self._handles: list[RemovableHandle] = []
 
     def connect(self) -> None:
@@ -33,7 +37,8 @@ class Wiring:
             UnknownNameError: a module pattern that matches nothing.
         """
         self.paths = select.selected(self.root, self.session.config)
-        modules = select.named_modules(self.root)
+        self.modules = modules = select.named_modules(self.root)
+        self.held = select.held(self.root)
         shared = select.behind_fast_path(modules)
         kept_off: dict[int, OutputHook] = {}
         self._connect_root_entry(id(self.root) in shared)
@@ -52,7 +57,7 @@ class Wiring:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.paths = {}
+        self.paths, self.modules, self.held = {}, {}, {}
 
     def reconnect(self) -> None:
         """Hook the model as it is now."""

@@ -116,7 +116,7 @@ MASKS = Table(
         _SEQ,
         Column("module", "dictionary", "canonical module path; empty for the root"),
         Column("slot", "dictionary", "which argument, or the probe's name"),
-        Column("shape", "list<int64>", "shape of the mask"),
+        Column("shape", "list<int64>", "shape of the mask; the dimension that a probe names stands last"),
         Column("count", "int64", "elements"),
         Column("kept", "int64", "elements that are kept"),
         Column("rows", "int64", "rows: all dimensions but the last flattened"),
@@ -161,7 +161,7 @@ TABLES: dict[str, Table] = {table.name: table for table in (TENSORS, SCALARS, MA
 PHASES: dict[str, str] = {
     "input": "an input of the root and, if asked, of other modules",
     "forward": "an output of a module",
-    "backward": "d loss / d tensor of a forward row",
+    "backward": "d loss / d tensor of a forward or probe row",
     "probe": "a tensor handed to a probe",
     "parameter": "a parameter as the optimizer step found it",
     "buffer": "a buffer as the optimizer step found it",

@@ -18,7 +18,8 @@ def summarize_mask(x: Tensor, convention: str | None) -> Tensor:
     Args:
         x: mask of at least one dimension, bool, integer (non-zero is True) or floating.
         convention: one of `CONVENTIONS`: True is kept, True is dropped, or values to add to scores, of which large
-            negative ones drop. None: additive when an element is negative, else non-zero is kept.
+            negative ones drop. None: additive when an element is negative, else non-zero is kept. A floating mask has
+            truth values only where it holds ones, and nothing but ones and zeros; else it is additive.
 
     Returns:
         int64 of shape (6,) on x's device: kept, empty_rows, min_kept, max_kept, first_empty (-1 when no row is empty),
@@ -35,13 +36,22 @@ def summarize_mask(x: Tensor, convention: str | None) -> Tensor:
 
 
 def _kept(x: Tensor, convention: str | None) -> tuple[Tensor, Tensor]:
-    if convention in ("keep=True", "keep=False"):
-        code = torch.full((), CONVENTIONS.index(convention), dtype=torch.int64, device=x.device)
-        return (x != 0) if convention == "keep=True" else (x == 0), code
-    wide = x.to(torch.float64)
-    additive = torch.ones((), dtype=torch.bool, device=x.device) if convention == "additive" else (wide < 0).any()
-    kept = torch.where(additive, wide > _dropped_below(x.dtype), wide != 0)
-    return kept, torch.where(additive, CONVENTIONS.index("additive"), CONVENTIONS.index("keep=True"))
+    truth = "keep=True" if convention in (None, "additive") else convention
+    kept = (x == 0) if truth == "keep=False" else (x != 0)
+    if convention in ("keep=True", "keep=False") and not x.is_floating_point():
+        return kept, torch.full((), CONVENTIONS.index(truth), dtype=torch.int64, device=x.device)
+    additive = _additive(x, convention)
+    kept = torch.where(additive, x.to(torch.float64) > _dropped_below(x.dtype), kept)
+    return kept, torch.where(additive, CONVENTIONS.index("additive"), CONVENTIONS.index(truth))
+
+
+def _additive(x: Tensor, convention: str | None) -> Tensor:
+    """Whether the values of a mask are added to scores: bool of shape ()."""
+    if convention == "additive":
+        return torch.ones((), dtype=torch.bool, device=x.device)
+    if convention is None:
+        return (x < 0).any()
+    return ~(((x == 0) | (x == 1)).all() & (x == 1).any())
 
 
 def _dropped_below(dtype: torch.dtype) -> float:
