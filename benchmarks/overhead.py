@@ -1,10 +1,11 @@
 """What recording everything at every step costs: the time of a training step with a trace over that without, in one run.
 
-    python -m benchmarks.overhead [--workload gpt,conv,mlp] [--rounds 5] [--every 1]
+    python -m benchmarks.overhead [--workload gpt,conv,mlp] [--rounds 5] [--every 1] [--budget 0.02]
 
 Each round times bare steps, traced steps and bare steps again on the same model; a round's ratio is traced over the mean
 of both bare medians, the figure is the median over rounds. After close() the model must be as fast as before: that ratio is
-shown, too. Absolute times are not to be compared between machines.
+shown, too. The floor is the ratio that a recording would have that did nothing but read each tensor once, at the bandwidth
+that ``sum()`` of a large tensor has in the same run. Absolute times are not to be compared between machines.
 """
 
 from __future__ import annotations
@@ -85,7 +86,20 @@ def median_time(step: Step, steps: int) -> float:
     return statistics.median(times)
 
 
-def measure(workload: str, rounds: int, steps: int, every: int) -> dict[str, object]:
+def bandwidth() -> float:
+    """Bytes a second that all threads together read of a tensor much larger than any cache, at best."""
+    x = torch.ones(1 << 26)
+    return x.nbytes / min(median_time(lambda: x.sum(), 1) for _ in range(7))
+
+
+def bytes_read(run: tracehooks.Run, step: int) -> int:
+    """Bytes of the tensors of a step, those of the same content once: no other knows how to tell of fewer."""
+    rows = run.tensors(columns=["hash", "count", "dtype"], where=f"step = {step}").to_pylist()
+    distinct = {(row["hash"], row["count"], row["dtype"]) for row in rows}
+    return sum(count * getattr(torch, dtype).itemsize for _, count, dtype in distinct)
+
+
+def measure(workload: str, rounds: int, steps: int, options: dict[str, object]) -> dict[str, object]:
     """Ratios and bytes of one workload."""
     torch.manual_seed(0)
     model, loss = WORKLOADS[workload]()
@@ -101,11 +115,12 @@ def measure(workload: str, rounds: int, steps: int, every: int) -> dict[str, obj
     for _ in range(rounds):
         before = median_time(step, steps)
         with tempfile.TemporaryDirectory() as folder:
-            with tracehooks.attach(model, Path(folder) / "run", optimizer=optimizer, quiet=True, every=every):
+            with tracehooks.attach(model, Path(folder) / "run", optimizer=optimizer, quiet=True, **options):
                 step()
                 traced = median_time(step, steps)
             run = tracehooks.open(Path(folder) / "run")
-            rows = run.tensors(columns=["step"]).num_rows
+            recorded = run.tensors(columns=["step"]).column("step").to_pylist()
+            reading = bytes_read(run, max(recorded))
             size = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
         after = median_time(step, steps)
         ratios.append(traced / ((before + after) / 2))
@@ -113,14 +128,15 @@ def measure(workload: str, rounds: int, steps: int, every: int) -> dict[str, obj
         bare.append(before)
     return {
         "workload": workload,
-        "every": every,
+        **options,
         "ratio": round(statistics.median(ratios), 3),
         "low": round(min(ratios), 3),
         "high": round(max(ratios), 3),
+        "floor": round(1 + reading / bandwidth() / statistics.median(bare), 3),
         "after_close": round(statistics.median(afterwards), 3),
         "bare_ms": round(1e3 * statistics.median(bare), 1),
-        "rows_per_step": rows // (steps + 1),
-        "bytes_per_row": round(size / rows, 1),
+        "rows_per_step": len(recorded) // len(set(recorded)),
+        "bytes_per_row": round(size / len(recorded), 1),
     }
 
 
@@ -150,12 +166,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--budget", type=float)
     args = parser.parse_args()
     if not unchanged():
         parser.exit(1, "a recorded step is not the bare one bit for bit: nothing is reported\n")
+    options = {"every": args.every} | ({} if args.budget is None else {"budget": args.budget})
     print(json.dumps(describe_machine()))
     for workload in args.workload.split(","):
-        print(json.dumps(measure(workload, args.rounds, args.steps, args.every)), flush=True)
+        print(json.dumps(measure(workload, args.rounds, args.steps, options)), flush=True)
 
 
 if __name__ == "__main__":
