@@ -18,6 +18,7 @@ from tracehooks.storage.rows import record_batch
 ROWS = 7
 FLOATS = ("min", "max", "mean", "std", "rms", "absmax")
 NAMES = tuple(f"blocks.{i}.é" for i in range(ROWS))
+PHASES = ("forward",) * ROWS
 SHAPES = tuple((i, 3) for i in range(ROWS))
 
 
@@ -37,7 +38,7 @@ def step(seed: int, missing: tuple[int, ...] = (), **instead: Any) -> Batch:
     columns |= {name: draw.integers(0, 9, (ROWS, 3))[:, 1] for name in ("nan", "posinf", "neginf", "zeros")}
     columns |= {name: draw.normal(size=ROWS) for name in FLOATS}
     columns["min"][list(missing)] = np.nan
-    columns |= {"module": NAMES, "phase": ("forward",) * ROWS, "type": NAMES, "slot": NAMES, "shape": SHAPES}
+    columns |= {"module": NAMES, "phase": PHASES, "type": NAMES, "slot": NAMES, "shape": SHAPES}
     columns |= {"dtype": NAMES, "device": NAMES, "call": CALLS, "micro": CALLS, "recompute": RECOMPUTE}
     columns |= {"hash": draw.integers(0, 1 << 63, ROWS, dtype=np.uint64), "sketch": None, "histogram": None}
     return Batch("tensors", columns | instead)
@@ -57,13 +58,12 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
 
 def test_a_step_like_an_earlier_one_is_filled_in(converted: list[Batch]) -> None:
     """Other numbers in the same columns, the same nulls among them: the bytes that Arrow would have made, without it."""
-    known, names = Forms(), tuple(NAMES)
-    phases = ("forward",) * ROWS
+    known = Forms()
     for seed in range(5):
         for missing in ((), (2, 4)):
-            batch = step(seed, missing, module=names, phase=phases)
+            batch = step(seed, missing)
             assert known.message(batch) == anew(batch)
-    assert len(converted) == 2
+    assert len(converted) == 4  # two of each kind
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_step_like_an_earlier_one_is_filled_in(converted: list[Batch]) -> None
 def test_a_step_unlike_it_is_not(other: dict[str, Any], converted: list[Batch]) -> None:
     """Another object, kind or pattern of nulls in any column: made anew, and right, before and after."""
     known = Forms()
-    for batch in (step(0), step(1, **other), step(2)):
+    for batch in (step(0), step(1), step(2, **other), step(3)):
         assert known.message(batch) == anew(batch)
-    assert len(converted) >= 2
+    assert len(converted) == 3
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_step_unlike_it_is_not(other: dict[str, Any], converted: list[Batch]) 
 def test_what_does_not_fit_is_refused_as_ever(wrong: dict[str, Any], error: type[Exception]) -> None:
     """Also where the rest is like an earlier step."""
     known = Forms()
-    known.message(step(0))
+    known.message(step(0)), known.message(step(2))
     with pytest.raises(error):
         known.message(step(1, **wrong))
 
@@ -108,13 +108,15 @@ def test_what_does_not_fit_is_refused_as_ever(wrong: dict[str, Any], error: type
 def test_forms_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that never come again are not collected for ever; long batches are not kept at all."""
     known = Forms()
-    for seed in range(3 * forms.MAX_FORMS):
-        batch = step(seed, module=tuple(f"{seed}.{name}" for name in NAMES))
-        assert known.message(batch) == anew(batch)
+    for seed in range(2 * forms.MAX_KINDS):
+        names = tuple(f"{seed}.{name}" for name in NAMES)
+        for batch in (step(seed, module=names), step(seed + 1, module=names)):
+            assert known.message(batch) == anew(batch)
         assert len(known._forms) <= forms.MAX_FORMS
+        assert len(known._seen) <= forms.MAX_KINDS
     monkeypatch.setattr(forms, "LONGEST", ROWS - 1)
     known = Forms()
-    known.message(step(0))
+    known.message(step(0)), known.message(step(1))
     assert not known._forms
 
 

@@ -37,7 +37,8 @@ class Packing:
         """Of each row on a device, which one."""
         self._measured = Measured()
         self._door = stats.door()
-        self._address, self._row_bytes = self._block.data_ptr(), 8 * spec.width
+        self._address, self._row_bytes = 0, 8 * spec.width
+        """Where the block begins, and the size of a row."""
 
     def number_of(self, x: Tensor, returned: bool) -> int | None:
         """The number by which `send` knows a tensor's statistics, measured now unless they are known; None where there is

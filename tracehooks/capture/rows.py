@@ -33,6 +33,11 @@ class Heads:
         self._distinct = tuple(known)
         self._answers: dict[Callable[[Head], bool], NDArray[np.bool_]] = {}
 
+    @property
+    def recur(self) -> bool:
+        """Whether later flushes may have the same."""
+        return all(head.place.returns for head in self._distinct)
+
     def __len__(self) -> int:
         return len(self._of_rows)
 
@@ -108,9 +113,11 @@ class Rows:
         key = tuple(self._heads)
         heads = sequences.get(key)
         if heads is None:
-            if len(sequences) >= MAX_SEQUENCES:
-                sequences.clear()
-            heads = sequences[key] = Heads(key)
+            heads = Heads(key)
+            if heads.recur:
+                if len(sequences) >= MAX_SEQUENCES:
+                    sequences.clear()
+                sequences[key] = heads
         steps, times, seqs = (np.array(values, dtype=np.int64) for values in (self._steps, self._times, self._seqs))
         return Resolved(heads, steps, times, seqs, columns)
 

@@ -4,7 +4,7 @@ one with other numbers in it, which costs a tenth of making it anew.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from tracehooks.storage.schemas import journal_schema
 
 MAX_FORMS, LONGEST = 16, 8192
 """Forms that are remembered at most, and of how many rows at most."""
+MAX_KINDS = 64
+"""Kinds of batches that are remembered at most after one was seen: a form is made at the second."""
 
 NUMBERS = {"int64": np.int64, "int32": np.int32, "uint64": np.uint64, "float64": np.float64}
 """Types of columns whose numbers lie in a message as they lie in an array."""
@@ -50,6 +52,7 @@ class Forms:
 
     def __init__(self) -> None:
         self._forms: dict[Hashable, Form] = {}
+        self._seen: set[Hashable] = set()
 
     def message(self, batch: Batch) -> bytes:
         """A batch as the journal writes it; raises what `record_batch` does."""
@@ -59,10 +62,17 @@ class Forms:
             return form.filled(varying)
         message = batch_message(record_batch(batch), batch.table)
         if varying and 0 < len(batch) <= LONGEST:
+            self._remember(kind, lambda: Form(message, batch.table, varying, kept))
+        return message
+
+    def _remember(self, kind: Hashable, form: Callable[[], Form]) -> None:
+        if kind in self._seen:
             if len(self._forms) >= MAX_FORMS:
                 self._forms.clear()
-            self._forms[kind] = Form(message, batch.table, varying, kept)
-        return message
+            self._forms[kind] = form()
+        elif len(self._seen) >= MAX_KINDS:
+            self._seen.clear()
+        self._seen.add(kind)
 
 
 def _kind(batch: Batch) -> tuple[Hashable, dict[str, NDArray[Any]], tuple[Any, ...]]:
