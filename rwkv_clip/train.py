@@ -29,6 +29,7 @@ from rwkv_clip.training.run import Run, build, computing
 from rwkv_clip.training.speed import Interval, SpeedCallBack
 from rwkv_clip.training.stalls import watched
 from rwkv_clip.training.update import Outcome
+from rwkv_clip.wkv import EngineError
 from rwkv_clip.zero_shot import class_embeddings, zero_shot_accuracy
 
 __all__ = ["evaluate", "main", "train_epoch"]
@@ -239,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run = build(args, place)
             _make_output(args.output)
             _work(run)
-    except InputError as error:
+    except (InputError, EngineError) as error:
         print(f"rwkv_clip.train: {error}", file=sys.stderr)
         return 2
     return 0

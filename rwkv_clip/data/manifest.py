@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from rwkv_clip.data.pairs import NO_LABEL
+from rwkv_clip.data.pairs import NO_LABEL, class_number
 from rwkv_clip.data.pictures import Record
 from rwkv_clip.errors import InputError, nearest
 
@@ -43,9 +43,8 @@ class ManifestSource:
         columns = caption_columns or tuple(name for name in table.column_names if name.startswith(CAPTION_PREFIX))
         if not columns:
             raise InputError(f"{path}: no column begins with {CAPTION_PREFIX!r}; seen: {', '.join(table.column_names)}")
-        for name in (image_column, *columns):
-            if name not in table.column_names:
-                raise InputError(f"{path}: no column {name!r}{nearest(name, table.column_names)}")
+        for name in (image_column, *columns, *({LABEL} & {*table.column_names})):
+            self._check_column(name, table.schema)
         self._images = table.column(image_column).combine_chunks()
         self._captions = [table.column(name).combine_chunks() for name in columns]
         self._labels = table.column(LABEL).combine_chunks() if LABEL in table.column_names else None
@@ -55,12 +54,24 @@ class ManifestSource:
                 f"{path}: no row names an image and a caption" + "".join(f"; {p}" for p in self.problems[:1])
             )
 
+    def _check_column(self, name: str, schema: pa.Schema) -> None:
+        """Raise InputError unless there is one such column, of texts, of lists of them, or of what has a plain text."""
+        found = len(schema.get_all_field_indices(name))
+        if not found:
+            raise InputError(f"{self.path}: no column {name!r}{nearest(name, schema.names)}")
+        if found > 1:
+            raise InputError(f"{self.path}: {found} columns are called {name!r}")
+        kind = schema.field(name).type
+        inner = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
+        if pa.types.is_nested(inner) or _is_binary(inner):
+            raise InputError(f"{self.path}: column {name!r} holds {kind}, expected text")
+
     def _table(self) -> pa.Table:
         try:
             if self.path.suffix == ".parquet":
                 return pyarrow.parquet.read_table(self.path)
             return self._csv()
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise InputError(f"cannot read the manifest {self.path}: {error}") from error
 
     def _csv(self) -> pa.Table:
@@ -72,6 +83,7 @@ class ManifestSource:
             column_types=dict.fromkeys(names, pa.string()),
             null_values=[""],
             strings_can_be_null=True,
+            check_utf8=False,  # of each row for itself, below
         )
         parse = pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=self._note_row)
         read = pyarrow.csv.ReadOptions(use_threads=False)  # with threads, rows that do not parse have no number
@@ -84,13 +96,19 @@ class ManifestSource:
     def _whole_rows(self, count: int) -> list[int]:
         whole = []
         for row in range(count):
-            missing = None if self._images[row].as_py() else "no image"
-            missing = missing or (None if self._texts(row) else "no caption")
-            if missing is None:
-                whole.append(row)
+            if problem := self._problem(row):
+                self.problems.append(f"{self.path} row {row + 1}: {problem}")
             else:
-                self.problems.append(f"{self.path} row {row + 1}: {missing}")
+                whole.append(row)
         return whole
+
+    def _problem(self, row: int) -> str | None:
+        try:
+            if not self._images[row].as_py():
+                return "no image"
+            return None if self._texts(row) else "no caption"
+        except UnicodeDecodeError as error:
+            return f"no UTF-8: {error.object!r}"
 
     def _texts(self, row: int) -> list[str]:
         values = (column[row].as_py() for column in self._captions)
@@ -114,4 +132,12 @@ class ManifestSource:
         row = self._rows[index]
         label = None if self._labels is None else self._labels[row].as_py()
         image = (self.path.parent / str(self._images[row].as_py())).read_bytes()
-        return Record(image, self._texts(row), NO_LABEL if label is None else int(label))
+        return Record(image, self._texts(row), NO_LABEL if label is None else class_number(label))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

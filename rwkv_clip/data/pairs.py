@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
+from rwkv_clip.errors import InputError
 from rwkv_clip.tokenizer import Tokenizer
 
-__all__ = ["NO_LABEL", "Pairs", "Sample", "Split"]
+__all__ = ["NO_LABEL", "Pairs", "Sample", "Split", "class_number"]
 
 Split = Literal["train", "held-out"]
 NO_LABEL = -1
+
+
+def class_number(value: object) -> int:
+    """A class as it is written in data: 3, "3", or 3.0 where others are missing.
+
+    Raises:
+        InputError: for anything else than a whole number.
+    """
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = math.nan
+    if number.is_integer():
+        return int(number)
+    raise InputError(f"label {value!r} is no whole number")
 
 
 class Sample(NamedTuple):

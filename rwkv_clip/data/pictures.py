@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from einops import rearrange
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -109,10 +109,17 @@ class PicturePairs(Dataset[Sample]):
     def _sample(self, index: int) -> Sample:
         record = self.source.read(index)
         random = np.random.default_rng((self.seed, self.epoch, index))
-        image = Image.open(io.BytesIO(record.image)).convert("RGB")
+        image = _decoded(record.image)
         view = training_view(image, self.side, random) if self.augment else evaluation_view(image, self.side)
         caption = record.captions[int(random.integers(len(record.captions))) if self.training else 0]
         return Sample(view, self.tokenizer(caption, self.context)[0], record.label, index)
+
+
+def _decoded(encoded: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(encoded)).convert("RGB")
+    except UnidentifiedImageError as error:  # its words name an address in memory
+        raise InputError(f"no image of a known kind, {len(encoded)} bytes") from error
 
 
 def training_view(image: Image.Image, side: int, random: np.random.Generator) -> Tensor:

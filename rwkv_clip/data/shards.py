@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from rwkv_clip.data.pairs import NO_LABEL
+from rwkv_clip.data.pairs import NO_LABEL, class_number
 from rwkv_clip.data.pictures import Record
 from rwkv_clip.data.shard_index import Entry, Span, index_shard
 from rwkv_clip.errors import InputError
@@ -78,7 +78,7 @@ class ShardSource:
     def read(self, index: int) -> Record:
         """Read a pair; raises OSError or InputError when it cannot be read."""
         shard, entry = self._find(index)
-        label = NO_LABEL if entry.label is None else int(_bytes(shard, entry.label))
+        label = NO_LABEL if entry.label is None else class_number(_bytes(shard, entry.label).decode())
         return Record(_bytes(shard, entry.image), self.captions(index), label)
 
 

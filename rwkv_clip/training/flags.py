@@ -46,7 +46,7 @@ def _add_run_flags(group: argparse._ArgumentGroup) -> None:
     add("--model-weight-path", type=Path, help="checkpoint to start the weights from")
     add("--epochs", default=12, type=positive, help="passes over the pairs")
     add("--batch-size", default=64, type=positive, help="pairs of a micro-batch on each process")
-    add("--seed", default=0, type=int, help="seed of weights, order, captions, augmentation and dropout")
+    add("--seed", default=0, type=_seed, help="seed of weights, order, captions, augmentation and dropout")
     add("--frequent", default=20, type=positive, help="steps between two lines and two points of a TensorBoard curve")
     add("--trace", type=Path, metavar="DIR", help="record the run with tracehooks into DIR")
     add("--trace-every", default=1, type=positive, help="record full statistics every so many steps")
@@ -152,6 +152,10 @@ def positive(text: str) -> int:
 
 def _not_negative(text: str) -> int:
     return int(_number(int, text, "a whole number of at least 0", lambda value: value >= 0))
+
+
+def _seed(text: str) -> int:
+    return int(_number(int, text, "a whole number of at least 0, below 2^32", lambda value: 0 <= value < 1 << 32))
 
 
 def _share(text: str) -> float:

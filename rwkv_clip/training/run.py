@@ -16,7 +16,7 @@ from rwkv_clip.config import ModelConfig
 from rwkv_clip.data import open_pairs
 from rwkv_clip.data.loading import Plan
 from rwkv_clip.data.pairs import Pairs, Split
-from rwkv_clip.errors import InputError
+from rwkv_clip.errors import InputError, nearest
 from rwkv_clip.loss import ClipLoss
 from rwkv_clip.training.distributed import Place, replicate, shard
 from rwkv_clip.training.optimizer import make_optimizer
@@ -139,7 +139,12 @@ def _open_held_out(args: argparse.Namespace, config: ModelConfig) -> Pairs | Non
 
 
 def _spread(bare: RWKVCLIP, args: argparse.Namespace, place: Place) -> nn.Module:
+    if args.wkv_engine == "cuda" and place.device.type != "cuda":
+        raise InputError(f"--wkv-engine cuda: the model is on {place.device}; auto takes what fits")
     if args.compile is not None:
+        backends = torch.compiler.list_backends(exclude_tags=())
+        if args.compile not in backends:
+            raise InputError(f"--compile {args.compile}: no such backend{nearest(args.compile, backends)}")
         bare.compile(backend=args.compile)
     if not args.fsdp:
         return replicate(bare, place)

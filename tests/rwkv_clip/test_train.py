@@ -208,6 +208,8 @@ def test_tracing_without_tracehooks_is_explained(monkeypatch, tmp_path, small_fl
         (["--output", "run", "--model-weight-path", "no.pt"], "no checkpoint no.pt: no such file"),
         (["--output", "run", "--n-embd", "48"], "image_embed_dims 64 and n_embd 48 must be equal"),
         (["--output", "run", "--vocab-size", "5"], "vocab_size 5: digits needs at least"),
+        (["--output", "run", "--device", "cpu", "--wkv-engine", "cuda"], "--wkv-engine cuda: the model is on cpu"),
+        (["--output", "run", "--compile", "inducter"], "--compile inducter: no such backend; did you mean 'inductor'?"),
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path, monkeypatch, capsys, flags, message):
@@ -228,6 +230,7 @@ def test_bad_input_is_one_clear_line(tmp_path, monkeypatch, capsys, flags, messa
         ([], "the following arguments are required: --output"),
         (["--output", "run", "--epochs", "0"], "argument --epochs: expected a whole number of at least 1, seen '0'"),
         (["--output", "run", "--warmup", "1"], "argument --warmup: expected a number in [0, 1), seen '1'"),
+        (["--output", "run", "--seed", "-1"], "argument --seed: expected a whole number of at least 0, below 2^32"),
         (["--output", "run", "--lr", "nan"], "argument --lr: expected a number of at least 0, seen 'nan'"),
         (["--output", "run", "--with-cp", "maybe"], "expected True or False, seen 'maybe'"),
         (["--output", "run", "--wkv-engine", "fast"], "invalid choice: 'fast'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from rwkv_clip import InputError
 from rwkv_clip.data.manifest import ManifestSource
+from rwkv_clip.data.pairs import class_number
 
 
 def write(folder: Path, text: str) -> Path:
@@ -75,11 +77,13 @@ def test_columns_can_be_named(tmp_path):
         ("images,caption\na.png,one\n", r"no column 'image'; did you mean 'images'\?"),
         ("image,caption\n", "no row names an image and a caption"),
         ("", "cannot read the manifest"),
+        ("image,caption,caption\na.png,one,two\n", "2 columns are called 'caption'"),
+        ("image,caption,label,label\na.png,one,1,2\n", "2 columns are called 'label'"),
         ("image,caption\na.png,\n", r"no row names an image and a caption; .* row 1: no caption"),
     ],
 )
 def test_manifests_of_no_use_are_explained(tmp_path, text, message):
-    """A missing column, an empty file and a file without a whole row are errors that say so."""
+    """A missing column, two of one name, an empty file and a file without a whole row are errors that say so."""
     with pytest.raises(InputError, match=message):
         ManifestSource(write(tmp_path, text))
 
@@ -91,3 +95,48 @@ def test_unreadable_manifests_are_explained(tmp_path):
     for name in ("missing.csv", "bad.parquet", "latin.csv"):
         with pytest.raises(InputError, match=f"{name}"):
             ManifestSource(tmp_path / name)
+
+
+def test_a_row_that_is_no_utf8_is_left_out(tmp_path):
+    """Bytes that are no UTF-8 cost their own row, which is listed, and no other."""
+    path = tmp_path / "pairs.csv"
+    path.write_bytes("image,caption\na.png,café\nb.png,café\n".encode("latin-1") + "c.png,café\n".encode())
+    source = ManifestSource(path)
+    assert [source.captions(i) for i in range(len(source))] == [["café"]]
+    assert source.problems == [f"{path} row {row}: no UTF-8: b'caf\\xe9'" for row in (1, 2)]
+    assert source.place(0) == f"{path} row 3, image c.png"
+
+
+def test_a_file_in_another_encoding_is_explained(tmp_path):
+    """UTF-16, as spreadsheets write it, is an error that names the file."""
+    path = tmp_path / "pairs.csv"
+    path.write_text("image,caption\na.png,one\n", encoding="utf-16")
+    with pytest.raises(InputError, match=r"cannot read the manifest .*pairs\.csv: 'utf-8' codec"):
+        ManifestSource(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            [("image", [{"bytes": b"x"}]), ("caption", ["b"])],
+            "column 'image' holds struct<bytes: binary>, expected text",
+        ),
+        ([("image", ["a"]), ("caption", [b"b"])], "column 'caption' holds binary, expected text"),
+        ([("image", ["a"]), ("captions", [[{"text": "b"}]])], "column 'captions' holds list<.*struct"),
+    ],
+)
+def test_columns_of_no_use_are_explained(tmp_path, columns, message):
+    """Columns that hold no text are errors that say what they hold; they are not read as something else."""
+    names, values = zip(*columns, strict=True)
+    pyarrow.parquet.write_table(pa.Table.from_arrays([pa.array(v) for v in values], names), tmp_path / "pairs.parquet")
+    with pytest.raises(InputError, match=message):
+        ManifestSource(tmp_path / "pairs.parquet")
+
+
+def test_classes_may_be_written_in_several_ways():
+    """A class may be a number, its digits, or a number with nothing after the point; anything else is named."""
+    assert [class_number(value) for value in (3, "3", " 3\n", 3.0, "3.0")] == [3] * 5
+    for value in ("cat", 3.5, "", "nan", float("inf")):
+        with pytest.raises(InputError, match=re.escape(f"label {value!r} is no whole number")):
+            class_number(value)

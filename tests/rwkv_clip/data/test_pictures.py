@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -126,6 +127,7 @@ def test_a_broken_image_is_stood_in_for(half_broken, config):
         assert torch.equal(sample.image, whole.image)
         assert [place.split("image ")[1].split(":")[0] for place in sample.broken] == broken
     assert f"{half_broken} row 3, image missing.png: " in pairs[2].broken[0]
+    assert re.search(r"row 4, image text\.png: no image of a known kind, \d+ bytes$", pairs[3].broken[0])
 
 
 def test_when_nothing_is_whole_it_ends(half_broken, config):
