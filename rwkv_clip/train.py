@@ -134,9 +134,9 @@ def evaluate(run: Run, note: Callable[[list[str]], None] = lambda _: None) -> di
     return retrieval_scores(run.bare, run.held_out, place=run.place, workers=run.args.workers, note=going_on)
 
 
-def _train(run: Run, desk: _Desk) -> tuple[float, dict[str, float]]:
-    """Train all epochs; return the last interval's mean loss (nan for none) and the scores after the last epoch."""
-    loss, scores = math.nan, dict[str, float]()
+def _train(run: Run, desk: _Desk) -> tuple[float | None, dict[str, float]]:
+    """Train all epochs; return the last interval's mean loss (None for none) and the scores after the last epoch."""
+    loss, scores = None, dict[str, float]()
     while run.position.epoch < run.args.epochs:
         epoch = run.position.epoch
         interval = train_epoch(run, desk)
@@ -155,10 +155,11 @@ def _train(run: Run, desk: _Desk) -> tuple[float, dict[str, float]]:
     return loss, scores
 
 
-def _summary(run: Run, loss: float, scores: dict[str, float], seconds: float) -> str:
-    """What came out and what to type next."""
+def _summary(run: Run, steps: int, loss: float | None, scores: dict[str, float], seconds: float) -> str:
+    """What came out of these steps and what to type next."""
     args = run.args
-    lines = [f"trained {run.step} steps in {seconds:.0f} s", f"loss {loss:.3f} nats{_least_loss(run)}"]
+    lines = [f"trained {steps} steps in {seconds:.0f} s" if steps else f"all {args.epochs} epochs were done before"]
+    lines += [f"loss {loss:.3f} nats{_least_loss(run)}"] if loss is not None else []
     lines += [f"{_score_name(run, name)}: {score:.1%}" for name, score in scores.items()]
     lines += [
         f"checkpoints and log: {args.output}",
@@ -214,7 +215,7 @@ def _work(run: Run) -> None:
     if place.leads:
         clear_half_written(args.output)
     log = args.output / ("training.log" if place.leads else f"training.rank{place.rank}.log")
-    started = time.monotonic()
+    started, before = time.monotonic(), run.step
     with show(log, run.steps_total, done=run.step, console=place.leads) as display:
         _introduce(run, display)
         with watched(place, run.phases, args.stall_timeout, display.warn), curves(run) as drawn, traced(run) as trace:
@@ -229,7 +230,7 @@ def _work(run: Run) -> None:
             loss, scores = _train(run, _Desk(display, drawn, trace, speed))
             run.phases.enter("done")
             every_rank(None, place)
-        display.line(_summary(run, loss, scores, time.monotonic() - started))
+        display.line(_summary(run, run.step - before, loss, scores, time.monotonic() - started))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -246,6 +246,17 @@ def test_changed_flags_win_and_are_said(finished, capsys, monkeypatch):
     assert last[0]["lr"] == pytest.approx(0.5 / 25e4)
 
 
+def test_a_run_that_is_done_says_so(finished, capsys):
+    """Resumed at its end, a run trains nothing, says so, and tells of no loss; gone on with, it counts its own steps."""
+    flags, output = finished
+    assert train.main([*flags, "--output", str(output), "--resume", "latest"]) == 0
+    said = capsys.readouterr().out
+    assert "all 2 epochs were done before" in said
+    assert "nats" not in said
+    assert train.main([*flags, "--output", str(output), "--resume", "latest", "--epochs", "3"]) == 0
+    assert "trained 3 steps in " in capsys.readouterr().out
+
+
 def test_another_batch_size_goes_on_at_the_same_place():
     """The place in an epoch is kept in pairs: 6 steps of 8 are 3 of 16."""
     state = {"epoch": 2, "step": 6, "pairs_a_step": 8, "skipped": 1}
