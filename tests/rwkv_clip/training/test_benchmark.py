@@ -19,11 +19,11 @@ def small(monkeypatch, small_flags):
     monkeypatch.setattr(sys, "argv", ["training", "--config", "digits", "--rounds", "1", "--seconds", "0.0"])
 
 
-def test_a_line_has_the_throughput_of_every_way_to_train(small, monkeypatch, capsys):
+def test_a_line_has_the_throughput_of_every_way_to_train(small, monkeypatch, capfd):
     """Of each configuration it prints images and tokens a second, bare and traced, and ratios; then the demonstration."""
-    monkeypatch.setattr(training.demo, "DEFAULTS", (*training.CONFIGS["digits"], "--epochs", "1"))
+    monkeypatch.setattr(training, "DEMO", [*training.DEMO, *training.CONFIGS["digits"], "--epochs", "1"])
     training.main()
-    _, line, demonstrated = map(json.loads, capsys.readouterr().out.splitlines())
+    _, line, demonstrated = map(json.loads, capfd.readouterr().out.splitlines())
     assert (line["batch"], line["context"]) == (6, 12)
     assert line["tokens_per_second"] == pytest.approx(12 * line["images_per_second"], rel=0.05)
     for name in training.TRACED:

@@ -76,8 +76,9 @@ def work(flags: list[str], pictures: list[str], features: np.ndarray, output: st
         )
         Path(output).mkdir(exist_ok=True)
         train._work(build(args, place))
-        args.epochs, args.resume = 3, "latest"
-        train._work(build(args, place))
+        for args.epochs, args.fsdp in ((3, True), (4, False)):
+            args.resume = "latest"
+            train._work(build(args, place))
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,19 @@ def test_a_sharded_run_leaves_what_any_run_leaves(ranks, small_flags):
     state = torch.load(folder / "training_state_2.pt", weights_only=True)
     assert state["optimizer"].keys() == model.state_dict().keys()
     assert len(state["random"]) == len(ranks)
+
+
+def test_a_run_goes_on_in_another_arrangement(ranks, small_flags, tmp_path, capsys):
+    """What was sharded goes on copied, and what many processes trained goes on in one, which says what is different."""
+    folder = ranks[0]["folder"]
+    assert "settings differ: fsdp True -> False" in (folder / "training.log").read_text().replace("epochs 3 -> 4, ", "")
+    flags = [*small_flags, "--batch-size", str(8 * len(ranks)), "--epochs", "5"]
+    assert train.main([*flags, "--output", str(tmp_path), "--resume", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"processes {len(ranks)} -> 1" in said
+    assert "epoch 4, step " in said
+    moved, there = torch.load(tmp_path / "RWKV_CLIP_model_4.pt"), torch.load(folder / "RWKV_CLIP_model_3.pt")
+    assert 0 < distance(moved, there) < math.inf
 
 
 def test_every_rank_has_a_log(ranks):
