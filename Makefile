@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types contracts test-slow bench clean
+.PHONY: help setup demo test check lint format types contracts test-spark test-slow bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,10 +23,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## train a small RWKV-CLIP on handwritten digits, traced (about two minutes)
 	$(BIN)/python -m rwkv_clip.demo
 
-test: check ## what CI runs: set up, lint, types, import contracts, tests
+test: check test-spark ## what CI runs: set up, lint, types, import contracts, tests
 
 check: $(READY) lint types contracts
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not spark"
 
 lint: $(READY) ## ruff, lint and format
 	$(BIN)/ruff check .
@@ -41,6 +41,9 @@ types: $(READY) ## mypy, strict
 
 contracts: $(READY) ## which room may import which
 	$(BIN)/lint-imports
+
+test-spark: $(READY) ## the tests that run on Spark; skipped, and said so, where there is no Java
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m spark -rs
 
 test-slow: $(READY) ## the exhaustive tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow

@@ -34,6 +34,7 @@ VIOLATIONS = [
     ("surface/cli/__init__.py", "import torch"),
     ("capture/leaves.py", "import pyarrow"),
     ("storage/layout.py", "import duckdb"),
+    ("analysis/engine.py", "import pyspark"),
     ("capture/leaves.py", "import triton"),
     ("analysis/diff.py", "import rich"),
     ("core/names.py", "import rwkv_clip"),
@@ -98,7 +99,7 @@ def test_the_front_door_is_small() -> None:
 
 def test_import_is_light() -> None:
     """`import tracehooks` loads neither torch nor pyarrow, DuckDB, NumPy, rich or click."""
-    heavy = ["torch", "pyarrow", "duckdb", "numpy", "rich", "click", "pandas"]
+    heavy = ["torch", "pyarrow", "duckdb", "numpy", "rich", "click", "pandas", "pyspark"]
     code = f"import sys, tracehooks; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

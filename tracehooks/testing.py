@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 
-from tracehooks.analysis.engine import select
+from tracehooks.analysis.duck import select
 from tracehooks.analysis.first import first
 from tracehooks.core.errors import UnknownNameError
 from tracehooks.core.records import Batch, FirstNonFinite, Problem, RunSource

@@ -19,9 +19,9 @@ def run() -> MemoryRun:
     return builder.run()
 
 
-def test_summary(run: MemoryRun) -> None:
+def test_summary(run: MemoryRun, engine: str) -> None:
     """Steps, rows, sites, events, scalars and worst values are counted and named."""
-    found = summarize(run)
+    found = summarize(run, engine)
     assert found.steps == {"count": 2, "first": 0, "last": 5}
     assert found.rows == {"tensors": 4, "scalars": 4, "masks": 0, "samples": 0, "events": 2}
     assert found.sites == 2

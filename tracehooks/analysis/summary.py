@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracehooks.analysis.engine import query
+from tracehooks.analysis.engine import EMBEDDED, Engine, Queries
 from tracehooks.core.errors import UnknownNameError
 from tracehooks.core.names import select as select_names
 from tracehooks.core.records import RunSource
@@ -60,39 +60,41 @@ _IDENTITY = ("run_id", "created", "closed", "status", "command", "git", "package
              "model", "flags", "optimizers", "notes")  # fmt: skip
 
 _SITES = """
-SELECT phase, module, slot, call, first(type) AS type, first(dtype) AS dtype, count(*) AS rows,
-       min(step) AS first_step, max(step) AS last_step, max(absmax) AS absmax, arg_max(rms, step) AS rms,
-       arg_max(mean, step) AS mean, sum(zeros) / nullif(sum(count), 0) AS zeros,
-       sum(nan + posinf + neginf)::BIGINT AS nonfinite, min(step * 1000000000 + seq) AS first_seen
+SELECT phase, module, slot, call, min_by(type, step) AS type, min_by(dtype, step) AS dtype, count(*) AS rows,
+       min(step) AS first_step, max(step) AS last_step, max(absmax) AS absmax,
+       max_by(rms, CASE WHEN rms IS NOT NULL THEN step END) AS rms,
+       max_by(mean, CASE WHEN mean IS NOT NULL THEN step END) AS mean, sum(zeros) / nullif(sum(count), 0) AS zeros,
+       CAST(sum(nan + posinf + neginf) AS BIGINT) AS nonfinite, min(step * 1000000000 + seq) AS first_seen
 FROM tensors WHERE {condition} GROUP BY phase, module, slot, call
 """
 
 _SCALARS = """
-SELECT name, arg_min(value, step) AS first, arg_max(value, step) AS last, min(value) AS min, max(value) AS max,
+SELECT name, min_by(value, step) AS first, max_by(value, step) AS last, min(value) AS min, max(value) AS max,
        count(*) AS rows
-FROM scalars WHERE NOT starts_with(name, 'time/') GROUP BY name ORDER BY name
+FROM scalars WHERE name NOT LIKE 'time/%' GROUP BY name ORDER BY name
 """
 
 _EVENTS = """
-SELECT kind, any_value(severity) AS severity, count(*) AS count, min(step) AS first_step,
-       arg_min(message, step) AS message
+SELECT kind, min(severity) AS severity, count(*) AS count, min(step) AS first_step,
+       min_by(message, step) AS message
 FROM events GROUP BY kind ORDER BY first_step, kind
 """
 
 
-def summarize(run: RunSource) -> Summary:
+def summarize(run: RunSource, engine: Engine = EMBEDDED) -> Summary:
     """Everything `show` prints at a glance, in a handful of queries."""
-    steps = _one(query(run, "SELECT count(DISTINCT step) AS count, min(step) AS first, max(step) AS last FROM "
+    query = Queries(run, engine)
+    steps = _one(query("SELECT count(DISTINCT step) AS count, min(step) AS first, max(step) AS last FROM "
                             "(SELECT step FROM tensors UNION ALL SELECT step FROM scalars)"))  # fmt: skip
-    sites = query(run, f"SELECT * FROM ({_SITES.format(condition='true')}) ORDER BY first_seen")
+    sites = query(f"SELECT * FROM ({_SITES.format(condition='true')}) ORDER BY first_seen")
     return Summary(
         run={name: run.info.get(name) for name in _IDENTITY if run.info.get(name) is not None},
         steps=steps,
-        ranks=tuple(query(run, "SELECT DISTINCT rank FROM tensors ORDER BY rank")["rank"].to_pylist()),
-        rows={name: _one(query(run, f"SELECT count(*) AS count FROM {name}"))["count"] for name in TABLES},
+        ranks=tuple(query("SELECT DISTINCT rank FROM tensors ORDER BY rank")["rank"].to_pylist()),
+        rows={name: _one(query(f"SELECT count(*) AS count FROM {name}"))["count"] for name in TABLES},
         sites=len(sites),
-        events=tuple(query(run, _EVENTS).to_pylist()),
-        scalars=tuple(query(run, _SCALARS).to_pylist()),
+        events=tuple(query(_EVENTS).to_pylist()),
+        scalars=tuple(query(_SCALARS).to_pylist()),
         largest=_worst(sites, "absmax"),
         emptiest=tuple(site for site in _worst(sites, "zeros") if site["zeros"] > 0.5),
         nonfinite=_worst(sites, "nonfinite", len(sites)),
@@ -107,6 +109,7 @@ def sites(
     module: str | Sequence[str] | None = None,
     phase: str | None = None,
     sort: str = "order",
+    engine: Engine = EMBEDDED,
 ) -> pa.Table:
     """One row for each site: phase, module, slot, call, type, dtype, rows, first_step, last_step, absmax (the largest),
     rms and mean (of the last step), zeros (share), nonfinite (elements, all steps together).
@@ -116,23 +119,25 @@ def sites(
         module: glob pattern, or several, on module paths.
         phase: of this phase alone.
         sort: one of `SORTS`.
+        engine: what runs the query; see `tracehooks.analysis.engine`.
 
     Raises:
         UnknownNameError: a step, pattern, phase or order that nothing answers to; the nearest are listed.
     """
     if sort not in SORTS:
         raise UnknownNameError("order", sort, SORTS, "option sort")
+    query = Queries(run, engine)
     conditions = ["true"]
     if step is not None:
-        _known(run, "step", step, "option step")
+        _known(query, "step", step, "option step")
         conditions.append(f"step = {int(step)}")
     if phase is not None:
-        _known(run, "phase", phase, "option phase")
+        _known(query, "phase", phase, "option phase")
         conditions.append(f"phase = {_quoted(phase)}")
     if module is not None:
-        names = select_names(_distinct(run, "module"), module, where="option module")
+        names = select_names(_distinct(query, "module"), module, where="option module")
         conditions.append(f"module IN ({', '.join(_quoted(name) for name in names) or 'NULL'})")
-    chosen = query(run, f"SELECT * FROM ({_SITES.format(condition=' AND '.join(conditions))}) ORDER BY {SORTS[sort]}")
+    chosen = query(f"SELECT * FROM ({_SITES.format(condition=' AND '.join(conditions))}) ORDER BY {SORTS[sort]}")
     return chosen.drop_columns(["first_seen"])
 
 
@@ -142,14 +147,14 @@ def _worst(found: pa.Table, column: str, limit: int = WORST) -> tuple[Mapping[st
     return tuple({name: row[name] for name in ("phase", "module", "slot", "call", column)} for row in named[:limit])
 
 
-def _known(run: RunSource, column: str, value: object, where: str) -> None:
-    known = _distinct(run, column)
+def _known(query: Queries, column: str, value: object, where: str) -> None:
+    known = _distinct(query, column)
     if value not in known:
         raise UnknownNameError(column, str(value), [str(item) for item in known], where)
 
 
-def _distinct(run: RunSource, column: str) -> list[Any]:
-    found: list[Any] = query(run, f"SELECT DISTINCT {column} FROM tensors ORDER BY {column}")[column].to_pylist()
+def _distinct(query: Queries, column: str) -> list[Any]:
+    found: list[Any] = query(f"SELECT DISTINCT {column} FROM tensors ORDER BY {column}")[column].to_pylist()
     return found
 
 

@@ -103,6 +103,13 @@ class QueryError(TracehooksError, ValueError):
         super().__init__(f"query {query!r}: {reason}")
 
 
+class EngineError(TracehooksError):
+    """An engine of queries that cannot be begun: Spark, its Java or its master is not there."""
+
+    def __init__(self, engine: str, reason: str) -> None:
+        super().__init__(f"engine {engine}: {reason}")
+
+
 class SnapshotError(TracehooksError):
     """A kept op cannot be run again."""
 

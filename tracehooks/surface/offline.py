@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracehooks.analysis import engine
 from tracehooks.analysis.diff import Diff
 from tracehooks.analysis.diff import diff as diff_runs
+from tracehooks.analysis.duck import select
+from tracehooks.analysis.engine import EMBEDDED, Engine
+from tracehooks.analysis.engine import query as query_run
 from tracehooks.analysis.first import first as first_of_run
 from tracehooks.analysis.fixes import judge_fix, paired_runs
 from tracehooks.analysis.rules import diagnose as diagnose_run
@@ -32,7 +34,7 @@ def open(path: str | os.PathLike[str]) -> Run:
         UnreadableRunError: run.json is damaged and there are no tables beside it.
         FormatVersionError: the run was written in a newer format.
     """
-    return open_run(path, select=engine.select)
+    return open_run(path, select=select)
 
 
 def diff(
@@ -100,14 +102,18 @@ def _several(runs: Any) -> list[RunSource]:
     return [_opened(run) for run in several]
 
 
-def query(run: Source, sql: str) -> pa.Table:
+def query(run: Source, sql: str, *, engine: Engine = EMBEDDED) -> pa.Table:
     """The result of one SELECT over the run's tables: tensors, scalars, masks, samples, events.
+
+    Args:
+        engine: "duckdb", a master of Spark's (``spark://host:7077``, ``local[2]``, ``yarn``), or a SparkSession.
 
     Raises:
         UnknownNameError: a column or table that does not exist; the nearest names are listed.
         QueryError: SQL that does not parse, is not a query, touches a file, or fails.
+        InvalidOptionError, EngineError: no such engine; Spark, its Java or its master is not there.
     """
-    return engine.query(_opened(run), sql)
+    return query_run(_opened(run), sql, engine)
 
 
 def _opened(run: Source) -> RunSource:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import click
 
 from tracehooks.surface import offline, terminal
+from tracehooks.surface.cli.options import engine_option
 from tracehooks.surface.plain import json_text
 
 
 @click.command("query", short_help="SQL over a run's tables.")
 @click.argument("run")
 @click.argument("sql")
+@engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list with one object for each row.")
-def command(run: str, sql: str, as_json: bool) -> int:
+def command(run: str, sql: str, engine: str, as_json: bool) -> int:
     """Run one SELECT over the tables of RUN: tensors, scalars, masks, samples, events.
 
-    The dialect is DuckDB's. Queries read: nothing is written and no file is touched.
+    The dialect is the engine's. Queries read: nothing is written and no file is touched.
     """
     source = offline.open(run)
-    found = offline.query(source, sql)
+    found = offline.query(source, sql, engine=engine)
     if as_json:
         click.echo(json_text(found.to_pylist()))
     else:

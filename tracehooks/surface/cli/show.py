@@ -8,6 +8,7 @@ import click
 
 from tracehooks.analysis.summary import SORTS, Summary, sites, summarize
 from tracehooks.surface import offline, terminal
+from tracehooks.surface.cli.options import engine_option
 from tracehooks.surface.plain import json_text
 
 if TYPE_CHECKING:
@@ -36,9 +37,17 @@ SITE_COLUMNS = (
 @click.option("--phase", metavar="NAME", help="Show the sites of this phase: forward, backward, gradient …")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="order", show_default=True, help="Order of the sites.")
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Sites to show; 0 for all.")
+@engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    run: str, step: int | None, module: tuple[str, ...], phase: str | None, sort: str, limit: int, as_json: bool
+    run: str,
+    step: int | None,
+    module: tuple[str, ...],
+    phase: str | None,
+    sort: str,
+    limit: int,
+    engine: str,
+    as_json: bool,
 ) -> int:
     """What RUN recorded, at a glance: identity, steps, events, losses, worst values, sites.
 
@@ -46,9 +55,9 @@ def command(
     """
     source = offline.open(run)
     narrowed = step is not None or bool(module) or phase is not None
-    found = sites(source, step=step, module=module or None, phase=phase, sort=sort)
+    found = sites(source, step=step, module=module or None, phase=phase, sort=sort, engine=engine)
     rows = (found.slice(0, limit) if limit else found).to_pylist()
-    summary = None if narrowed else summarize(source)
+    summary = None if narrowed else summarize(source, engine)
     if as_json:
         glance = {} if summary is None else summary.to_json()
         click.echo(json_text({**glance, "site_count": len(found), "sites": rows, "problems": source.problems}))
