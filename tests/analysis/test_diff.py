@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import built, edited, rows_in, traces
 from tracehooks.analysis import diff as diff_module
-from tracehooks.analysis import window
+from tracehooks.analysis import tables
 from tracehooks.analysis.diff import Diff, diff
 from tracehooks.core.errors import InvalidOptionError, UnknownNameError
 from tracehooks.surface.plain import json_text
@@ -123,7 +123,7 @@ def test_windows_do_not_show(pair: tuple[dict[int, Any], dict[int, Any]], limit:
     a, b = built(pair[0]), built(pair[1])
     whole = diff(a, b)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diff_module, "windows", lambda steps, counts: window.windows(steps, counts, limit))
+        patch.setattr(diff_module, "stretches", lambda extents, chosen: tables.stretches(extents, chosen, limit))
         parts = diff(a, b)
     assert _judged(parts) == _judged(whole)
     assert parts.first == whole.first

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from tracehooks.analysis.align import align
 from tracehooks.analysis.side import Side
-from tracehooks.analysis.window import Ints, Vocabulary, Window
+from tracehooks.analysis.steps import Chosen
+from tracehooks.analysis.window import Vocabulary, Window
 
 MASK_NUMBERS = ("count", "kept", "rows", "empty_rows", "min_kept", "max_kept", "first_empty")
 EVENTS = (
@@ -52,7 +53,9 @@ class Aside:
         return asdict(self)
 
 
-def compare_beside(a: Side, b: Side, vocabulary: Vocabulary, steps: Ints | None, *, by_rank: bool) -> tuple[Aside, ...]:
+def compare_beside(
+    a: Side, b: Side, vocabulary: Vocabulary, chosen: Chosen | None, *, by_rank: bool
+) -> tuple[Aside, ...]:
     """The tables beside the tensors that differ in the chosen steps (None: all), the earliest first."""
     found = []
     for table, read, told in (
@@ -60,7 +63,7 @@ def compare_beside(a: Side, b: Side, vocabulary: Vocabulary, steps: Ints | None,
         ("samples", _samples, _samples_told),
         ("events", _events, _event_told),
     ):
-        rows_a, rows_b = (_keyed(read(side, steps), side, vocabulary) for side in (a, b))
+        rows_a, rows_b = (_keyed(read(side, chosen), side, vocabulary) for side in (a, b))
         found += _compared(table, rows_a, rows_b, told, by_rank=by_rank)
     return tuple(sorted(found, key=lambda item: item.step))
 
@@ -103,18 +106,16 @@ def _keyed(rows: pa.Table, side: Side, vocabulary: Vocabulary) -> Keyed:
     return Window(columns, *nothing, rows.select), rows
 
 
-def _read(side: Side, table: str, columns: Sequence[str], steps: Ints | None) -> pa.Table:
-    rows = side.run.read(table, [*columns, "step", "micro", "rank"])
-    if steps is not None:
-        rows = rows.filter(pc.is_in(rows["step"], value_set=pa.array(steps)))
+def _read(side: Side, table: str, columns: Sequence[str], chosen: Chosen | None) -> pa.Table:
+    rows = side.tables.beside(table, [*columns, "step", "micro", "rank"], chosen)
     for position, field in enumerate(rows.schema):
         if pa.types.is_dictionary(field.type):
             rows = rows.set_column(position, field.name, rows[field.name].cast(pa.string()))
     return rows
 
 
-def _masks(side: Side, steps: Ints | None) -> pa.Table:
-    rows = _read(side, "masks", ["seq", "module", "slot", "shape", "convention", *MASK_NUMBERS], steps)
+def _masks(side: Side, chosen: Chosen | None) -> pa.Table:
+    rows = _read(side, "masks", ["seq", "module", "slot", "shape", "convention", *MASK_NUMBERS], chosen)
     values = [repr(row) for row in rows.select(["shape", "convention", *MASK_NUMBERS]).to_pylist()]
     return rows.append_column("value", pa.array(values, pa.string()))
 
@@ -124,9 +125,9 @@ def _mask_told(a: dict[str, Any], b: dict[str, Any]) -> str:
     return ", ".join(told)
 
 
-def _samples(side: Side, steps: Ints | None) -> pa.Table:
+def _samples(side: Side, chosen: Chosen | None) -> pa.Table:
     """One row for each batch of an input: digests of its samples' hashes in order and in any order."""
-    rows = _read(side, "samples", ["index", "name", "split", "hash"], steps)
+    rows = _read(side, "samples", ["index", "name", "split", "hash"], chosen)
     rows = rows.sort_by([(name, "ascending") for name in ("step", "micro", "rank", "split", "name", "index")])
     keys = ["step", "micro", "rank", "split", "name"]
     batches = rows.group_by(keys, use_threads=False).aggregate([("hash", "list")])
@@ -147,8 +148,8 @@ def _samples_told(a: dict[str, Any], b: dict[str, Any]) -> str:
     return f"{len(left)} samples → {len(right)}, {shared} of them in both"
 
 
-def _events(side: Side, steps: Ints | None) -> pa.Table:
-    rows = _read(side, "events", ["seq", "kind", "module", "severity", "details"], steps)
+def _events(side: Side, chosen: Chosen | None) -> pa.Table:
+    rows = _read(side, "events", ["seq", "kind", "module", "severity", "details"], chosen)
     rows = rows.filter(pc.is_in(rows["kind"], value_set=pa.array(EVENTS)))
     values = [_event_value(row) for row in rows.select(["kind", "severity", "details"]).to_pylist()]
     return rows.append_column("slot", rows["kind"]).append_column("value", pa.array(values, pa.string()))

@@ -9,15 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracehooks.analysis.align import Alignment
-from tracehooks.analysis.distance import Distances, Wide, distances
+from tracehooks.analysis.distance import CHUNK, Distances, Wide, distances
 from tracehooks.analysis.tolerance import EPSILON, Tolerance
-from tracehooks.analysis.window import NONFINITE, STATISTICS, Bools, Floats, Ints, Vocabulary, Window
+from tracehooks.analysis.window import NONFINITE, STATISTICS, Bools, Floats, Ints, Vocabulary, Window, same_shapes
 
 STATUSES = ("equal", "within", "unread", "differs", "only_a", "only_b", "shape", "dtype")
 EQUAL, WITHIN, UNREAD, DIFFERS, ONLY_A, ONLY_B, SHAPE, DTYPE = range(len(STATUSES))
 
 ESTIMATES = ("relative_l2", "relative_l2_error", "cosine", "cosine_error")
 """Columns of a diff that come from sketches: distance and direction, each with its standard error."""
+
+
+_COMPARED = ("count", *NONFINITE, *STATISTICS)
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,8 @@ def _unsettled(a: Window, b: Window, rows_a: Ints, rows_b: Ints) -> tuple[Ints, 
     """The pairs that are not alike in shape, dtype and hash, and which of them have hashes that differ."""
     hashed = a.has_hash[rows_a] & b.has_hash[rows_b]
     same_hash = a.hash[rows_a] == b.hash[rows_b]
-    alike = hashed & same_hash
-    for name in ("shape", "dtype"):
-        alike &= a.columns[name][rows_a] == b.columns[name][rows_b]
+    alike = hashed & same_hash & same_shapes(a, b, rows_a, rows_b)
+    alike &= a.columns["dtype"][rows_a] == b.columns["dtype"][rows_b]
     rest = np.flatnonzero(~alike)
     return rest, (hashed & ~same_hash)[rest]
 
@@ -91,11 +93,14 @@ def _allowed(a: Window, b: Window, rows_a: Ints, rows_b: Ints, tolerance: Tolera
 
 def _epsilons(window: Window, tolerance: Tolerance, vocabulary: Vocabulary) -> Floats:
     """The rounding unit of each row; 0 for whole numbers."""
-    combined = window.columns["dtype"] * len(vocabulary.names) + window.columns["device"]
-    kinds, inverse = np.unique(combined, return_inverse=True)
-    names = [divmod(int(kind), len(vocabulary.names)) for kind in kinds]
-    units = [tolerance.epsilon(vocabulary.names[dtype], vocabulary.names[device]) for dtype, device in names]
-    return np.array(units, np.float64)[inverse] if units else np.empty(0)
+    names, dtypes, devices = vocabulary.names, window.columns["dtype"], window.columns["device"]
+    units = np.zeros(len(window))
+    for device in np.flatnonzero(np.bincount(devices)).tolist():
+        of_dtype = np.zeros(len(names))
+        for dtype in np.flatnonzero(np.bincount(dtypes)).tolist():
+            of_dtype[dtype] = tolerance.epsilon(names[dtype], names[device])
+        np.copyto(units, of_dtype[dtypes], where=devices == device)
+    return units
 
 
 def coarsest(window: Window, tolerance: Tolerance, vocabulary: Vocabulary) -> float:
@@ -117,12 +122,12 @@ def _judge(
     wide_a, wide_b = a.wide(rows_a), b.wide(rows_b)
     allowed = judged.allowed[at]
     same_dtype = a.columns["dtype"][rows_a] == b.columns["dtype"][rows_b]
-    same_shape = a.columns["shape"][rows_a] == b.columns["shape"][rows_b]
+    same_shape = same_shapes(a, b, rows_a, rows_b)
     apart = distances(wide_a, wide_b) if "sketch" in wide_a and "sketch" in wide_b else None
     distance = difference(wide_a, wide_b, apart)
-    no_hash = ~(a.has_hash[rows_a] & b.has_hash[rows_b])
-    bits = same_dtype & no_hash & _all_equal(wide_a, wide_b)
-    bits |= same_dtype & ~no_hash & ~hashes_differ
+    bits = same_dtype & ~hashes_differ
+    unhashed = np.flatnonzero(~(a.has_hash[rows_a] & b.has_hash[rows_b]))
+    bits[unhashed] &= _all_equal(_some(wide_a, unhashed), _some(wide_b, unhashed))
     within = distance <= allowed
     exact = (allowed == 0) | (tolerance.relative == 0)
     within &= ~(exact & hashes_differ & same_dtype)
@@ -138,19 +143,29 @@ def _judge(
             judged.estimates[name][at[known]] = getattr(apart, name)[known]
 
 
+def _some(wide: Wide, rows: Ints) -> Wide:
+    return {name: column[rows] for name, column in wide.items()}
+
+
 def difference(a: Wide, b: Wide, apart: Distances | None) -> Floats:
     """The largest relative difference of the statistics: mean, std and rms relative to the larger rms, min, max and
     absmax to the larger absmax; with sketches also the estimated ‖a − b‖ over the larger norm. Infinite where the
     numbers of elements or of non-finite elements disagree."""
     worst = np.zeros(len(a["count"]))
-    for name in STATISTICS:
-        scale = np.fmax(a["rms"], b["rms"]) if name in ("mean", "std", "rms") else np.fmax(a["absmax"], b["absmax"])
-        np.maximum(worst, _relative(a[name], b[name], scale), out=worst)
+    for start in range(0, len(worst), CHUNK):
+        part = slice(start, start + CHUNK)
+        _widen(worst[part], *({name: rows[name][part] for name in _COMPARED} for rows in (a, b)))
     if apart is not None:
         np.fmax(worst, apart.symmetric, out=worst)
+    return worst
+
+
+def _widen(worst: Floats, a: Wide, b: Wide) -> None:
+    scales = np.fmax(a["absmax"], b["absmax"]), np.fmax(a["rms"], b["rms"])
+    for name in STATISTICS:
+        np.maximum(worst, _relative(a[name], b[name], scales[name in ("mean", "std", "rms")]), out=worst)
     for name in ("count", *NONFINITE):
         worst[a[name] != b[name]] = np.inf
-    return worst
 
 
 def _relative(x: NDArray[Any], y: NDArray[Any], scale: Floats) -> Floats:

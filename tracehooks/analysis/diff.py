@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracehooks.analysis import essay
+from tracehooks.analysis.ahead import ahead
 from tracehooks.analysis.align import align
 from tracehooks.analysis.beside import Aside, compare_beside
 from tracehooks.analysis.changes import Change, changes
@@ -23,9 +24,10 @@ from tracehooks.analysis.noise import SAFETY, Noise, floor
 from tracehooks.analysis.rows import columns_of, table_of
 from tracehooks.analysis.scalars import Scalars, compare_scalars
 from tracehooks.analysis.side import Side
-from tracehooks.analysis.steps import Rename, Steps, chosen_steps, renaming
+from tracehooks.analysis.steps import Chosen, Rename, Steps, chosen_steps, renaming
+from tracehooks.analysis.tables import LocalTables, stretches
 from tracehooks.analysis.tolerance import tolerance_for
-from tracehooks.analysis.window import Floats, Ints, Vocabulary, Window, windows
+from tracehooks.analysis.window import Floats, Vocabulary, Window
 from tracehooks.core.records import Problem, RunSource
 
 OTHER_WORLD = (
@@ -150,12 +152,16 @@ def _healed(runs: Sequence[RunSource]) -> bool:
     return before != [len(run.problems) for run in runs]
 
 
+def _nested(a: set[str], b: set[str]) -> bool:
+    return a <= b or a >= b
+
+
 class _Comparing:
     """Two runs, and repeats of the first, on their way to a `Diff`."""
 
     def __init__(self, runs: Sequence[RunSource], rename: Rename, tolerance: float | str) -> None:
         self._vocabulary = Vocabulary()
-        self._a, self._b, *self._repeats = (Side(run, self._vocabulary) for run in runs)
+        self._a, self._b, *self._repeats = (Side(run, LocalTables(run), self._vocabulary) for run in runs)
         self._guessed = self._name_alike(rename)
         self._settings = tolerance_for(tolerance, runs[0].info, runs[1].info)
         self._by_rank = len(self._a.ranks) > 1 or len(self._b.ranks) > 1
@@ -169,10 +175,12 @@ class _Comparing:
         asked = renaming(rename, self._a.modules() if rename else ()) or str
         for side in (self._a, *self._repeats):
             side.named = asked
-        mine, other = set(self._a.modules()), set(self._b.modules())
-        if mine <= other or mine >= other:
+        looks_a, looks_b = self._a.looks(), self._b.looks()
+        if _nested({look.path for look in looks_a}, {look.path for look in looks_b}):
             return {}
-        guessed = guess(self._a.looks(), self._b.looks())
+        if _nested(set(self._a.modules()), set(self._b.modules())):
+            return {}
+        guessed = guess(looks_a, looks_b)
         for side in (self._a, *self._repeats):
             side.named = lambda path: guessed.get(asked(path), asked(path))
         return guessed
@@ -180,23 +188,26 @@ class _Comparing:
     def diff(self, wanted: Steps) -> Diff:
         """Compare the steps that are wanted, a window of them at a time."""
         a, b = self._a, self._b
-        recorded = np.union1d(a.steps, b.steps)
-        chosen = chosen_steps(recorded, wanted)
+        chosen = self._chosen(wanted)
         circumstances = Circumstances(
             a.modes(), b.modes(), {**a.tied(), **b.tied()}, a.inputs_recorded and b.inputs_recorded
         )
-        within = None if wanted is None else chosen
         parts: list[dict[str, Any]] = []
+        steps_a, steps_b = set[int](), set[int]()
         first: Divergence | None = None
         first_bits: Divergence | None = None
         culprits: tuple[Culprit, ...] = ()
-        for steps in self._windows(recorded, chosen):
-            compared = self._window(steps, recorded)
+        for compared, repeats in ahead(self._window, self._stretches(chosen)):
+            for repeat in repeats:
+                self._note_noise(repeat)
             first_bits = first_bits or first_other_bits(compared)
             if first is None:
                 first, culprits = first_and_culprits(compared, circumstances)
             parts.append(columns_of(compared, by_rank=self._by_rank))
+            steps_a |= compared.steps_of_a()
+            steps_b |= compared.steps_of_b()
         rows, counts = table_of(parts, self._vocabulary)
+        within = None if wanted is None else chosen
         return Diff(
             a=str(a.run.path or "a"),
             b=str(b.run.path or "b"),
@@ -205,8 +216,8 @@ class _Comparing:
             first=first,
             first_bits=first_bits,
             culprits=culprits,
-            only_a=missing(rows, "only_a", set(b.steps.tolist()), set(b.modules())),
-            only_b=missing(rows, "only_b", set(a.steps.tolist()), set(a.modules())),
+            only_a=missing(rows, "only_a", steps_b, b.modules),
+            only_b=missing(rows, "only_b", steps_a, a.modules),
             changes=changes(a.run.info, b.run.info),
             beside=() if self._refused else compare_beside(a, b, self._vocabulary, within, by_rank=self._by_rank),
             guessed=self._guessed,
@@ -215,22 +226,29 @@ class _Comparing:
             problems=(*a.run.problems, *b.run.problems),
         )
 
-    def _windows(self, recorded: Ints, chosen: Ints) -> Iterator[Ints]:
-        counts = np.zeros(len(recorded), np.int64)
-        for side in (self._a, self._b):
-            place = np.searchsorted(recorded, side.tensor_steps)
-            counts[place] = np.maximum(counts[place], side.rows)
-        return windows(chosen, counts[np.searchsorted(recorded, chosen)])
+    def _chosen(self, wanted: Steps) -> Chosen | None:
+        """The steps to compare; None where neither run has any."""
+        spans = [span for span in (self._a.span, self._b.span) if span is not None]
+        if not spans:
+            return None
+        span = min(first for first, _ in spans), max(last for _, last in spans)
+        a, b = self._a, self._b
+        return chosen_steps(wanted, span, lambda *ends: np.union1d(a.recorded(*ends), b.recorded(*ends)))
 
-    def _window(self, steps: Ints, recorded: Ints) -> Compared:
-        a = self._a.window(steps, recorded, replicated=bool(self._refused))
-        b = self._b.window(steps, recorded, replicated=bool(self._refused))
+    def _stretches(self, chosen: Chosen | None) -> Iterable[Chosen]:
+        return () if chosen is None else stretches((self._a.extent, self._b.extent), chosen)
+
+    def _window(self, chosen: Chosen) -> tuple[Compared, list[Compared]]:
+        """A stretch of steps of both runs compared; and of a and its repeats."""
+        a = self._a.window(chosen, replicated=bool(self._refused))
+        b = self._b.window(chosen, replicated=bool(self._refused))
         tensors, scalars = np.zeros(len(a[0])), np.zeros(len(a[1].window))
+        repeats = []
         for repeat in self._repeats:
-            again = self._compared(a, repeat.window(steps, recorded), np.zeros(len(a[0])), np.zeros(len(scalars)))
+            again = self._compared(a, repeat.window(chosen), np.zeros(len(a[0])), np.zeros(len(scalars)))
             np.maximum(tensors, SAFETY * floor(len(tensors), again.pairs, again.tensors), out=tensors)
             np.maximum(scalars, SAFETY * floor(len(scalars), again.scalar_pairs, again.scalars), out=scalars)
-            self._note_noise(again)
+            repeats.append(again)
         compared = self._compared(a, b, tensors, scalars)
         for pairs, judged, column in (
             (compared.pairs, compared.tensors, compared.column("module")),
@@ -239,7 +257,7 @@ class _Comparing:
             table = "tensors" if judged is compared.tensors else "scalars"
             judged.status[(pairs.a < 0) & self._a.may_have_lost(table, column)] = UNREAD
             judged.status[(pairs.b < 0) & self._b.may_have_lost(table, column)] = UNREAD
-        return compared
+        return compared, repeats
 
     def _compared(
         self, a: tuple[Window, Scalars], b: tuple[Window, Scalars], noise: Floats, scalar_noise: Floats

@@ -71,9 +71,23 @@ class Compared:
         """A key column of the paired tensors, from whichever side has the row."""
         return merged(self.a, self.b, self.pairs, name)
 
+    def steps_of_a(self) -> set[int]:
+        """Steps of which a has rows."""
+        return _steps(self.a, self.scalars_a)
+
+    def steps_of_b(self) -> set[int]:
+        """Steps of which b has rows."""
+        return _steps(self.b, self.scalars_b)
+
     def scalar_column(self, name: str) -> Ints:
         """A key column of the paired scalars."""
         return merged(self.scalars_a.window, self.scalars_b.window, self.scalar_pairs, name)
+
+
+def _steps(tensors: Window, scalars: Scalars) -> set[int]:
+    steps = tensors.columns["step"]  # ascending
+    changes = np.flatnonzero(np.diff(steps, prepend=steps[:1] - 1))
+    return {*steps[changes].tolist(), *scalars.window.columns["step"].tolist()}
 
 
 def merged(a: Window, b: Window, pairs: Alignment, name: str) -> Ints:

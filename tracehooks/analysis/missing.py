@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -40,7 +40,9 @@ class Missing:
         return asdict(self)
 
 
-def missing(rows: pa.Table, status: str, other_steps: Set[int], other_modules: Set[str]) -> tuple[Missing, ...]:
+def missing(
+    rows: pa.Table, status: str, other_steps: Set[int], other_modules: Callable[[], Sequence[str]]
+) -> tuple[Missing, ...]:
     """Group the rows of a diff with this status (only_a, only_b), given what the other side has."""
     lonely = rows.filter(pc.equal(rows["status"].cast(pa.string()), status))
     if not len(lonely):
@@ -48,7 +50,7 @@ def missing(rows: pa.Table, status: str, other_steps: Set[int], other_modules: S
     other = pa.array(sorted(other_steps), pa.int64())
     in_common = pc.is_in(lonely["step"], value_set=other)
     whole = lonely.filter(pc.invert(in_common))
-    return (*_steps(whole), *_sites(lonely.filter(in_common), other_modules))
+    return (*_steps(whole), *_sites(lonely.filter(in_common), set(other_modules())))
 
 
 def _steps(rows: pa.Table) -> Iterable[Missing]:

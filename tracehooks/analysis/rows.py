@@ -20,19 +20,19 @@ def columns_of(compared: Compared, *, by_rank: bool) -> dict[str, Any]:
     tensors = _judged(compared.a, compared.b, compared.pairs, compared.tensors)
     scalars = _judged(compared.scalars_a.window, compared.scalars_b.window, compared.scalar_pairs, compared.scalars)
     scalars["seq_a"][:] = scalars["seq_b"][:] = -1
-    columns = {name: np.concatenate((tensors[name], scalars[name])) for name in tensors}
-    if not by_rank:
-        columns["rank"][:] = -1
+    columns = tensors
     if len(compared.scalar_pairs.a):
-        order = np.argsort(columns["step"], kind="stable")
-        columns = {name: column[order] for name, column in columns.items()}
+        place = np.searchsorted(tensors["step"], scalars["step"], side="right")
+        columns = {name: np.insert(tensors[name], place, scalars[name]) for name in tensors}
+    if not by_rank:
+        columns["rank"] = np.full(len(columns["rank"]), -1, np.int32)
     return columns
 
 
 def _judged(a: Window, b: Window, pairs: Alignment, judged: Comparison) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name in KEY:
-        columns[name] = merged(a, b, pairs, name).astype(np.int64 if name == "step" else np.int32)
+        columns[name] = merged(a, b, pairs, name).astype(np.int64 if name == "step" else np.int32, copy=False)
     columns["seq_a"] = np.where(pairs.a >= 0, a.columns["seq"][pairs.a], -1) if len(a) else np.full(len(pairs.a), -1)
     columns["seq_b"] = np.where(pairs.b >= 0, b.columns["seq"][pairs.b], -1) if len(b) else np.full(len(pairs.b), -1)
     columns |= {"status": judged.status, "difference": judged.distance, "tolerance": judged.allowed}
@@ -62,9 +62,9 @@ def _window_table(part: dict[str, Any], names: pa.Array, scalar: int) -> pa.Tabl
         "slot": _named(whole["slot"], names),
         "call": pa.array(whole["call"], pa.int32()),
         "recompute": pa.array(whole["recompute"].astype(bool)),
-        "rank": pa.array(whole["rank"], pa.int32(), mask=whole["rank"] < 0),
-        "seq_a": pa.array(whole["seq_a"], pa.int64(), mask=whole["seq_a"] < 0),
-        "seq_b": pa.array(whole["seq_b"], pa.int64(), mask=whole["seq_b"] < 0),
+        "rank": _from_zero(whole["rank"], pa.int32()),
+        "seq_a": _from_zero(whole["seq_a"], pa.int64()),
+        "seq_b": _from_zero(whole["seq_b"], pa.int64()),
         "status": _named(whole["status"].astype(np.int32), pa.array(STATUSES, pa.string())),
     }
     for name in ("difference", "tolerance"):
@@ -74,7 +74,13 @@ def _window_table(part: dict[str, Any], names: pa.Array, scalar: int) -> pa.Tabl
 
 def _nullable(numbers: Any) -> pa.Array:
     """NaN becomes null."""
-    return pa.array(numbers, mask=np.isnan(numbers))
+    return pa.array(numbers, from_pandas=True)
+
+
+def _from_zero(numbers: Any, kind: pa.DataType) -> pa.Array:
+    """Negative numbers become null."""
+    absent = numbers < 0
+    return pa.array(numbers, kind, mask=absent if absent.any() else None)
 
 
 def _named(codes: Any, names: pa.Array, null: Any = None) -> pa.DictionaryArray:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from tracehooks.analysis.align import Alignment
 from tracehooks.analysis.compare import DIFFERS, EQUAL, WITHIN, Comparison, blank
+from tracehooks.analysis.steps import Chosen
+from tracehooks.analysis.tables import Tables
 from tracehooks.analysis.tolerance import EPSILON, SAFETY, Tolerance
 from tracehooks.analysis.window import Floats, Ints, Vocabulary, Window, execution_order
-from tracehooks.core.records import RunSource
 
 SETTINGS = r"^(lr(/.*)?|scale)$"
 """Scalars that are set, not computed: they agree to float64, and where they differ they are causes."""
@@ -35,9 +36,9 @@ class Scalars:
         return Scalars(self.window.only(rows), self.values[rows], self.setting[rows])
 
 
-def read_scalars(run: RunSource, vocabulary: Vocabulary) -> Scalars:
+def read_scalars(tables: Tables, vocabulary: Vocabulary) -> Scalars:
     """All compared scalars of a run, in the order of steps."""
-    table = run.dataset("scalars").to_table(columns=["step", "micro", "name", "value", "rank"])
+    table = tables.beside("scalars", ["step", "micro", "name", "value", "rank"])
     names = table["name"].cast(pa.string())
     table = table.filter(pc.match_substring_regex(names, COMPARED).fill_null(False))
     return _scalars(table, vocabulary)
@@ -59,9 +60,9 @@ def _scalars(table: pa.Table, vocabulary: Vocabulary) -> Scalars:
     return Scalars(nothing, table["value"].to_numpy()[order], setting)
 
 
-def part(scalars: Scalars, steps: Ints) -> Scalars:
+def part(scalars: Scalars, chosen: Chosen) -> Scalars:
     """The scalars of some steps."""
-    return scalars.only(np.flatnonzero(np.isin(scalars.window.columns["step"], steps)))
+    return scalars.only(np.flatnonzero(chosen.mask(scalars.window.columns["step"])))
 
 
 def compare_scalars(

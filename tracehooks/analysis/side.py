@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from tracehooks.analysis.moved import Look
 from tracehooks.analysis.scalars import Scalars, read_scalars
 from tracehooks.analysis.scalars import part as part_of_scalars
-from tracehooks.analysis.steps import condition
-from tracehooks.analysis.window import Bools, Ints, Trace, Vocabulary, Window
+from tracehooks.analysis.steps import Chosen
+from tracehooks.analysis.tables import Tables
+from tracehooks.analysis.window import Bools, Ints, Vocabulary, Window, window_of
 from tracehooks.core.names import split_parameter
 from tracehooks.core.records import RunSource
 
@@ -23,22 +25,32 @@ REPLICATED = ("parameter", "buffer", "gradient", "update", "optimizer")
 class Side:
     """A run as one side of a diff."""
 
-    def __init__(self, run: RunSource, vocabulary: Vocabulary) -> None:
-        self.run = run
+    def __init__(self, run: RunSource, tables: Tables, vocabulary: Vocabulary) -> None:
+        self.run, self.tables = run, tables
         self.named: Callable[[str], str] = str
         """Makes its module paths those of the other side; set it before reading windows."""
         self._vocabulary = vocabulary
-        self._trace = Trace(run, vocabulary, lambda path: self.named(path))
-        seen = self._trace.overview()
-        self.tensor_steps, self.rows, self.ranks = seen.steps, seen.rows, seen.ranks
-        self._modules = seen.modules
-        self._scalars = read_scalars(run, vocabulary)
-        self.steps = np.union1d(self.tensor_steps, self._scalars.window.columns["step"])
+        self.extent = tables.extent()
+        self.ranks = self.extent.ranks
+        self._scalars = read_scalars(tables, vocabulary)
         self.model: Mapping[str, Any] = run.info.get("model") or {}
 
-    def window(self, steps: Ints, recorded: Ints, *, replicated: bool = False) -> tuple[Window, Scalars]:
+    def recorded(self, first: int, last: int) -> Ints:
+        """The steps from first to last that have rows, ascending."""
+        scalars = self._scalars.window.columns["step"]
+        return np.union1d(self.tables.recorded(first, last), scalars[(scalars >= first) & (scalars <= last)])
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last step that have rows."""
+        scalars = self._scalars.window.columns["step"]
+        first, last = np.append(self.extent.first, scalars), np.append(self.extent.last, scalars)
+        return (int(first.min()), int(last.max())) if len(first) else None
+
+    def window(self, chosen: Chosen, *, replicated: bool = False) -> tuple[Window, Scalars]:
         """The rows of some steps. ``replicated``: only what every rank has alike, of the lowest rank."""
-        tensors, scalars = self._trace.window(condition(steps, recorded)), part_of_scalars(self._scalars, steps)
+        tensors = window_of(self.tables.tensors(chosen), self._vocabulary, self.named)
+        scalars = part_of_scalars(self._scalars, chosen)
         if not replicated or not self.ranks:
             return tensors, scalars
         phases = [self._vocabulary.code(name) for name in REPLICATED]
@@ -47,13 +59,27 @@ class Side:
             np.flatnonzero(scalars.setting & (scalars.window.columns["rank"] == self.ranks[0]))
         )
 
+    @cached_property
+    def _modules(self) -> list[str]:
+        return self.tables.modules()
+
     def modules(self) -> list[str]:
         """The paths of all modules that have rows."""
         return [self.named(name) for name in self._modules]
 
     def looks(self) -> list[Look]:
-        """What each module looks like in the first recorded step, in execution order."""
-        return [Look(self.named(path), kind) for path, kind in self._trace.looks(self.tensor_steps[:1])]
+        """What each module looks like in the first recorded step, in execution order: class, and shapes of outputs,
+        parameters and buffers."""
+        if not len(self.extent.first):
+            return []
+        first = int(self.extent.first.min())
+        rows = self.tables.tensors(Chosen(first, first))(["seq", "module", "type", "phase", "slot", "shape"])
+        found: dict[str, tuple[str, set[Any]]] = {}
+        for row in rows.sort_by("seq").to_pylist():
+            if row["phase"] in ("forward", "parameter", "buffer"):
+                kind = found.setdefault(row["module"], (row["type"], set()))
+                kind[1].add((row["phase"], row["slot"], tuple(row["shape"] or ())))
+        return [Look(self.named(path), (kind, frozenset(shapes))) for path, (kind, shapes) in found.items()]
 
     def modes(self) -> dict[str, bool]:
         """Whether each module was in training mode at attach, where run.json says so."""

@@ -4,49 +4,85 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.dataset as pa_dataset
 
-from tracehooks.analysis.window import Ints
+from tracehooks.analysis.window import Bools, Ints
 from tracehooks.core.errors import InvalidOptionError, UnknownNameError
 
 Steps = int | range | slice | Iterable[int] | None
 Rename = Mapping[str, str] | Sequence[str] | None
 
 
-def chosen_steps(recorded: Ints, wanted: Steps) -> Ints:
-    """Those of the recorded steps (ascending) that ``steps=`` asks for: one, a range, a slice of step numbers
-    (``slice(10, 20)`` is 10 … 19, negative ends count from the last step), or several.
+@dataclass(frozen=True)
+class Chosen:
+    """The steps from ``first`` to ``last``; with ``among`` (ascending) only those of them."""
+
+    first: int
+    last: int
+    among: Ints | None = None
+
+    def within(self, first: int, last: int) -> Chosen:
+        """Those of them in a shorter stretch."""
+        among = self.among
+        if among is not None:
+            among = among[(among >= first) & (among <= last)]
+        return Chosen(max(first, self.first), min(last, self.last), among)
+
+    def mask(self, steps: Ints) -> Bools:
+        """Which of these steps are chosen."""
+        if self.among is not None:
+            return np.isin(steps, self.among)
+        return (steps >= self.first) & (steps <= self.last)
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether any step from first to last is chosen."""
+        if self.among is not None:
+            return bool(np.searchsorted(self.among, first) < np.searchsorted(self.among, last, side="right"))
+        return first <= self.last and last >= self.first
+
+    def holds(self, first: int, last: int) -> bool:
+        """Whether every step from first to last is chosen."""
+        return self.among is None and self.first <= first and last <= self.last
+
+    def sql(self) -> str:
+        """As a condition on the column step."""
+        if self.among is None:
+            return f"step BETWEEN {self.first} AND {self.last}"
+        return f"step IN ({', '.join(map(str, self.among.tolist()))})"
+
+
+def chosen_steps(wanted: Steps, span: tuple[int, int], recorded: Callable[[int, int], Ints]) -> Chosen:
+    """Those of the recorded steps that ``steps=`` asks for: one, a range, a slice of step numbers (``slice(10, 20)`` is
+    10 … 19, negative ends count from the last step), or several.
+
+    Args:
+        span: the first and the last recorded step.
+        recorded: gives the recorded steps from one to another, ascending.
 
     Raises:
         InvalidOptionError: a step by number that is not recorded, nothing that is, or not a choice of steps at all.
     """
-    if wanted is None or not len(recorded):
-        return recorded
+    if wanted is None:
+        return Chosen(*span)
     try:
-        numbers = _numbers(wanted, recorded)
-        chosen = recorded[np.isin(recorded, numbers)]
-    except (TypeError, ValueError) as error:
+        numbers = _numbers(wanted, span[1])
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidOptionError("steps", wanted, "a step, a range, a slice or a list of steps") from error
-    absent = np.setdiff1d(numbers, recorded)
+    there: Ints = np.empty(0, np.int64)
+    if len(numbers):
+        ends = numbers[[0, -1]] if isinstance(numbers, np.ndarray) else sorted((numbers[0], numbers[-1]))
+        there = recorded(int(ends[0]), int(ends[1]))
+    if isinstance(numbers, range):
+        chosen, absent = there[[step in numbers for step in there.tolist()]], np.empty(0, np.int64)
+    else:
+        chosen, absent = there[np.isin(there, numbers)], np.setdiff1d(numbers, there)
     if len(absent) or not len(chosen):
         without = f", without {', '.join(map(str, absent.tolist()))}" if len(absent) else ""
-        raise InvalidOptionError(
-            "steps", wanted, f"recorded steps, which go from {recorded[0]} to {recorded[-1]}{without}"
-        )
-    return chosen
-
-
-def condition(window: Ints, recorded: Ints) -> pa_dataset.Expression | None:
-    """The filter that reads the steps of a window; None where it is all that is recorded."""
-    if len(window) == len(recorded):
-        return None
-    step = pa_dataset.field("step")
-    between = recorded[(recorded >= window[0]) & (recorded <= window[-1])]
-    if len(between) == len(window):
-        return (step >= int(window[0])) & (step <= int(window[-1]))
-    return step.isin(window.tolist())
+        raise InvalidOptionError("steps", wanted, f"recorded steps, which go from {span[0]} to {span[1]}{without}")
+    between = len(chosen) == ((there >= chosen[0]) & (there <= chosen[-1])).sum()
+    return Chosen(int(chosen[0]), int(chosen[-1]), None if between else chosen)
 
 
 def renaming(rename: Rename, modules: Sequence[str]) -> Callable[[str], str] | None:
@@ -72,16 +108,16 @@ def renaming(rename: Rename, modules: Sequence[str]) -> Callable[[str], str] | N
     return renamed
 
 
-def _numbers(wanted: int | range | slice | Iterable[int], recorded: Ints) -> Ints:
+def _numbers(wanted: int | range | slice | Iterable[int], last: int) -> range | Ints:
     if isinstance(wanted, slice):
-        wanted = range(*wanted.indices(int(recorded[-1]) + 1))
+        wanted = range(*wanted.indices(last + 1))
     if isinstance(wanted, range):
-        return recorded[[step in wanted for step in recorded.tolist()]]
+        return wanted
     if isinstance(wanted, str | bytes | bool):
         raise TypeError(wanted)
     if isinstance(wanted, int | np.integer):
         wanted = [int(wanted)]
-    return np.array([_whole(number) for number in wanted], np.int64)
+    return np.unique(np.array([_whole(number) for number in wanted], np.int64))
 
 
 def _whole(number: object) -> int:
