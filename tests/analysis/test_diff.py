@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from tracehooks.analysis import diff as diff_module
 from tracehooks.analysis import tables
 from tracehooks.analysis.diff import Diff, diff
 from tracehooks.core.errors import InvalidOptionError, UnknownNameError
+from tracehooks.surface import offline
 from tracehooks.surface.plain import json_text
 from tracehooks.testing import MemoryRun, TraceBuilder
 
@@ -392,6 +395,44 @@ def test_essay() -> None:
     assert told.splitlines()[1].startswith("first divergence: step 1: blocks.2.fc output (forward): float32[4]: ")
     assert "→ 2.5" in told.splitlines()[1]
     assert told.splitlines()[2].startswith("cause: module: step 1: blocks.2.fc output (forward)")
+
+
+def _other_weight(step: int, site: str, columns: dict[str, Any]) -> None:
+    if step == 1 and site == "parameter blocks.1.fc.weight":
+        columns |= {"hash": 7, "mean": 9.0}
+
+
+def _numbers_of_repeated_steps(step: int, site: str, columns: dict[str, Any]) -> None:
+    if step == 2:
+        columns["hash"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "fetched"), [(None, [3]), (_other_weight, [1, 3]), (_numbers_of_repeated_steps, [2, 3])]
+)
+def test_an_engine_finds_the_same(
+    change: Any, fetched: list[int], engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs read and compared by SQL have the same diff; steps in which all is equal are counted and not fetched."""
+    monkeypatch.setattr(diff_module, "EMBEDDED", "")  # so that DuckDB goes the same way as Spark
+    a, b = training().write(tmp_path / "a"), training(4, change=change).write(tmp_path / "b")
+    here = diff(offline.open(a), offline.open(b), engine="")
+    there = diff(offline.open(a), offline.open(b), engine=engine)
+    assert there.to_json() == here.to_json()
+    assert str(there) == str(here)
+    assert pc.unique(there.rows["step"]).to_pylist() == fetched
+    assert there.rows.equals(here.rows.filter(pc.is_in(here.rows["step"], pa.array(fetched))))
+
+
+def test_an_engine_knows_renamed_modules(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Module paths that are renamed meet inside the engine, whatever characters are in them."""
+    monkeypatch.setattr(diff_module, "EMBEDDED", "")
+    a = TraceBuilder().tensor("x.fc", hash=3).tensor("x", hash=4).run()
+    b = TraceBuilder().tensor("o'r.fc", hash=3).tensor("o'r", hash=4).run()
+    found = diff(a, b, rename=["^x=o'r"], engine=engine)
+    assert found.identical
+    assert found.counts["equal"] == 2
+    assert found.rows.num_rows == 0
 
 
 def test_runs_on_disk(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.storage.building import batch_of, tensor_rows
 from tracehooks.analysis.ahead import ahead
+from tracehooks.analysis.queried import queried_tables
 from tracehooks.analysis.steps import Chosen
 from tracehooks.analysis.tables import LocalTables
 from tracehooks.storage import RunWriter
@@ -63,6 +64,23 @@ def test_stretches_of_steps_are_what_a_filter_gives(tmp_path: Path) -> None:
     for chosen in (Chosen(0, STEPS), Chosen(3, 3), Chosen(9, 30), Chosen(2, 38, np.array([2, 11, 38])), Chosen(90, 99)):
         kept = whole.filter(pa.array(chosen.mask(whole["step"].to_numpy())))
         assert LocalTables(run).tensors(chosen)(["step", "seq", "mean"]).to_pylist() == kept.to_pylist()
+
+
+def test_tables_read_by_an_engine_are_those_read_here(tmp_path: Path, engine: str) -> None:
+    """Extent, steps, modules and rows, in the same types, whether files are read here or by SQL."""
+    run = offline.open(recorded(tmp_path / "run"))
+    here, [there] = LocalTables(run), queried_tables([run], engine)
+    chosen = Chosen(2, 38, np.array([2, 11, 38]))
+    assert there.modules() == here.modules()
+    assert there.recorded(5, 9).tolist() == here.recorded(5, 9).tolist() == [5, 6, 7, 8, 9]
+    assert there.extent().ranks == here.extent().ranks
+    assert sum(there.extent().rows) == sum(here.extent().rows) == 3 * STEPS
+    names = run.dataset("tensors").schema.names
+    rows_there, rows_here = there.tensors(chosen)(names), here.tensors(chosen)(names)
+    for kind, expected in zip(rows_there.schema.types, rows_here.schema.types, strict=True):
+        assert kind == expected or pa.types.is_nested(expected)
+    assert rows_there.to_pylist() == rows_here.to_pylist()
+    assert there.beside("scalars", ["step", "value"]).num_rows == 0
 
 
 def test_work_ahead_keeps_its_order_and_its_errors() -> None:

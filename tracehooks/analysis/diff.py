@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +19,16 @@ from tracehooks.analysis.changes import Change, changes
 from tracehooks.analysis.compare import DIFFERS, UNREAD, coarsest, compare
 from tracehooks.analysis.culprits import Circumstances, Culprit, first_and_culprits
 from tracehooks.analysis.divergence import Compared, Divergence, first_other_bits, tensor_divergence
+from tracehooks.analysis.engine import EMBEDDED, Engine
 from tracehooks.analysis.missing import Missing, missing
 from tracehooks.analysis.moved import guess
 from tracehooks.analysis.noise import SAFETY, Noise, floor
+from tracehooks.analysis.queried import queried_tables
 from tracehooks.analysis.rows import columns_of, table_of
-from tracehooks.analysis.scalars import Scalars, compare_scalars
+from tracehooks.analysis.scalars import Scalars, compare_scalars, unlike_steps
 from tracehooks.analysis.side import Side
 from tracehooks.analysis.steps import Chosen, Rename, Steps, chosen_steps, renaming
-from tracehooks.analysis.tables import LocalTables, stretches
+from tracehooks.analysis.tables import LocalTables, Tables, stretches
 from tracehooks.analysis.tolerance import tolerance_for
 from tracehooks.analysis.window import Floats, Vocabulary, Window
 from tracehooks.core.records import Problem, RunSource
@@ -71,14 +74,18 @@ class Diff:
     @property
     def identical(self) -> bool:
         """Every row has its counterpart and equals it bit for bit, in every table."""
-        return self.counts["equal"] == len(self.rows) and not self.beside and not self.refused
+        return self.counts["equal"] == sum(self.counts.values()) and not self.beside and not self.refused
 
     @property
     def within_tolerance(self) -> bool:
         """Every tensor, scalar and mask has its counterpart and equals it within tolerance; what a damaged file may have
         held is left out."""
         alike = self.counts["equal"] + self.counts["within"] + self.counts["unread"]
-        return alike == len(self.rows) and not self.refused and not any(item.table == "masks" for item in self.beside)
+        return (
+            alike == sum(self.counts.values())
+            and not self.refused
+            and not any(item.table == "masks" for item in self.beside)
+        )
 
     @property
     def differing(self) -> pa.Table:
@@ -119,6 +126,7 @@ def diff(
     rename: Rename = None,
     tolerance: float | str = "auto",
     noise: Sequence[RunSource] = (),
+    engine: Engine = EMBEDDED,
 ) -> Diff:
     """Compare two runs row by row.
 
@@ -128,6 +136,8 @@ def diff(
             list of ``old=new``.
         tolerance: "auto" (rounding noise by dtype and depth), or a relative difference; 0 asks for equal bits.
         noise: repeats of a's version; no row is to be closer to a than three times the farthest of them.
+        engine: what reads the runs. With Spark, steps in which both agree bit for bit are counted where they lie and are not
+            in `Diff.rows`.
 
     Raises:
         InvalidOptionError: an option of the wrong form, or steps that were not recorded.
@@ -135,12 +145,12 @@ def diff(
     """
     runs = (a, b, *noise)
     try:
-        return _Comparing(runs, rename, tolerance).diff(steps)
+        return _Comparing(runs, rename, tolerance, engine).diff(steps)
     except (OSError, pa.ArrowInvalid):
         # A damaged page. Rows already read may be of the part that is now left out, so all is read again.
         if not _healed(runs):
             raise
-        return _Comparing(runs, rename, tolerance).diff(steps)
+        return _Comparing(runs, rename, tolerance, engine).diff(steps)
 
 
 def _healed(runs: Sequence[RunSource]) -> bool:
@@ -159,9 +169,12 @@ def _nested(a: set[str], b: set[str]) -> bool:
 class _Comparing:
     """Two runs, and repeats of the first, on their way to a `Diff`."""
 
-    def __init__(self, runs: Sequence[RunSource], rename: Rename, tolerance: float | str) -> None:
+    def __init__(self, runs: Sequence[RunSource], rename: Rename, tolerance: float | str, engine: Engine) -> None:
         self._vocabulary = Vocabulary()
-        self._a, self._b, *self._repeats = (Side(run, LocalTables(run), self._vocabulary) for run in runs)
+        self._queried = [] if engine == EMBEDDED else queried_tables(runs, engine)
+        tables: Sequence[Tables] = self._queried or [LocalTables(run) for run in runs]
+        sides = (Side(run, of_run, self._vocabulary) for run, of_run in zip(runs, tables, strict=True))
+        self._a, self._b, *self._repeats = sides
         self._guessed = self._name_alike(rename)
         self._settings = tolerance_for(tolerance, runs[0].info, runs[1].info)
         self._by_rank = len(self._a.ranks) > 1 or len(self._b.ranks) > 1
@@ -193,11 +206,12 @@ class _Comparing:
             a.modes(), b.modes(), {**a.tied(), **b.tied()}, a.inputs_recorded and b.inputs_recorded
         )
         parts: list[dict[str, Any]] = []
-        steps_a, steps_b = set[int](), set[int]()
         first: Divergence | None = None
         first_bits: Divergence | None = None
         culprits: tuple[Culprit, ...] = ()
-        for compared, repeats in ahead(self._window, self._stretches(chosen)):
+        left, settled = self._settled(chosen)
+        steps_a, steps_b = set(settled), set(settled)
+        for compared, repeats in ahead(self._window, self._stretches(left)):
             for repeat in repeats:
                 self._note_noise(repeat)
             first_bits = first_bits or first_other_bits(compared)
@@ -207,6 +221,7 @@ class _Comparing:
             steps_a |= compared.steps_of_a()
             steps_b |= compared.steps_of_b()
         rows, counts = table_of(parts, self._vocabulary)
+        counts["equal"] += sum(settled.values())
         within = None if wanted is None else chosen
         return Diff(
             a=str(a.run.path or "a"),
@@ -234,6 +249,20 @@ class _Comparing:
         span = min(first for first, _ in spans), max(last for _, last in spans)
         a, b = self._a, self._b
         return chosen_steps(wanted, span, lambda *ends: np.union1d(a.recorded(*ends), b.recorded(*ends)))
+
+    def _settled(self, chosen: Chosen | None) -> tuple[Chosen | None, dict[int, int]]:
+        """The steps that are left to compare, and those in which an engine finds both runs alike, each with its rows."""
+        if chosen is None or not self._queried or self._repeats or self._refused:
+            return chosen, {}
+        a, b = self._a, self._b
+        found = self._queried[0].alike(self._queried[1], chosen, a.named, by_rank=self._by_rank)
+        scalars_a, scalars_b = a.scalars(chosen), b.scalars(chosen)
+        unlike = unlike_steps(scalars_a, scalars_b, by_rank=self._by_rank)
+        beside = Counter(scalars_a.window.columns["step"].tolist())
+        settled = {step: rows + beside[step] for step, rows in found.items() if step not in unlike}
+        recorded = np.union1d(*(side.recorded(chosen.first, chosen.last) for side in (a, b)))
+        left = np.setdiff1d(recorded[chosen.mask(recorded)], list(settled))
+        return (Chosen(int(left[0]), int(left[-1]), left) if len(left) else None), settled
 
     def _stretches(self, chosen: Chosen | None) -> Iterable[Chosen]:
         return () if chosen is None else stretches((self._a.extent, self._b.extent), chosen)

@@ -7,7 +7,7 @@ and answer from the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -47,7 +47,7 @@ class Queries:
     """Several queries over one run, for the price of one connection."""
 
     def __init__(self, run: RunSource, engine: Engine = EMBEDDED) -> None:
-        self._run, self._open = run, _opener(engine)
+        self._run, self._engine = run, engine
         self._connection = self._connect()
 
     def __call__(self, sql: str) -> pa.Table:
@@ -64,7 +64,7 @@ class Queries:
             raise error.explained from error
 
     def _connect(self) -> Connection:
-        return self._open({name: self._run.dataset(name) for name in TABLES})
+        return connect({name: self._run.dataset(name) for name in TABLES}, self._engine)
 
     def _healed(self, sql: str) -> bool:
         """Whether verifying the tables set something aside, so that the query is worth another try."""
@@ -87,15 +87,20 @@ def query(run: RunSource, sql: str, engine: Engine = EMBEDDED) -> pa.Table:
     return Queries(run, engine)(sql)
 
 
-def _opener(engine: Engine) -> Callable[[Mapping[str, pa_dataset.Dataset]], Connection]:
+def connect(tables: Mapping[str, pa_dataset.Dataset], engine: Engine = EMBEDDED) -> Connection:
+    """Tables in an engine, read only.
+
+    Raises:
+        InvalidOptionError: no such engine.
+        EngineError: Spark, its Java or its master is not there.
+    """
     if engine == EMBEDDED:
-        return Duck
+        return Duck(tables)
     if isinstance(engine, str) and not re.fullmatch(MASTERS, engine):
         raise InvalidOptionError("engine", engine, "duckdb, or Spark's master: spark://host:7077, local[2], yarn")
     if find_spec("pyspark") is None:
         raise EngineError(str(engine), "pyspark is missing: pip install 'tracehooks[spark]'")
-    from tracehooks.analysis.spark import Spark
+    from tracehooks.analysis.spark import Spark  # costs a second, and pyspark may not be there
     from tracehooks.analysis.spark_session import session_for
 
-    session = session_for(engine)
-    return lambda tables: Spark(session, tables)
+    return Spark(session_for(engine), tables)

@@ -24,7 +24,8 @@ def essay(found: Diff) -> str:
 
 
 def _verdict(found: Diff) -> Iterator[str]:
-    total, rows = len(found.rows), _counted(len(found.rows), "row")
+    total = sum(found.counts.values())
+    rows = _counted(total, "row")
     if not total:
         yield f"{found.a} and {found.b}: nothing to compare, neither run has rows"
     elif found.identical:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracehooks.analysis.align import Alignment
+from tracehooks.analysis.align import Alignment, align
 from tracehooks.analysis.compare import DIFFERS, EQUAL, WITHIN, Comparison, blank
 from tracehooks.analysis.steps import Chosen
 from tracehooks.analysis.tables import Tables
@@ -63,6 +63,16 @@ def _scalars(table: pa.Table, vocabulary: Vocabulary) -> Scalars:
 def part(scalars: Scalars, chosen: Chosen) -> Scalars:
     """The scalars of some steps."""
     return scalars.only(np.flatnonzero(chosen.mask(scalars.window.columns["step"])))
+
+
+def unlike_steps(a: Scalars, b: Scalars, *, by_rank: bool) -> set[int]:
+    """Steps in which the two sides do not have the same scalars with the same values."""
+    pairs = align(a.window, b.window, by_rank=by_rank)
+    both = np.flatnonzero((pairs.a >= 0) & (pairs.b >= 0))
+    same = both[_relative(a.values[pairs.a[both]], b.values[pairs.b[both]]) == 0]
+    alone_a = np.delete(a.window.columns["step"], pairs.a[same])
+    alone_b = np.delete(b.window.columns["step"], pairs.b[same])
+    return {*alone_a.tolist(), *alone_b.tolist()}
 
 
 def compare_scalars(

@@ -50,7 +50,7 @@ class Side:
     def window(self, chosen: Chosen, *, replicated: bool = False) -> tuple[Window, Scalars]:
         """The rows of some steps. ``replicated``: only what every rank has alike, of the lowest rank."""
         tensors = window_of(self.tables.tensors(chosen), self._vocabulary, self.named)
-        scalars = part_of_scalars(self._scalars, chosen)
+        scalars = self.scalars(chosen)
         if not replicated or not self.ranks:
             return tensors, scalars
         phases = [self._vocabulary.code(name) for name in REPLICATED]
@@ -58,6 +58,10 @@ class Side:
         return tensors.only(np.flatnonzero(kept)), scalars.only(
             np.flatnonzero(scalars.setting & (scalars.window.columns["rank"] == self.ranks[0]))
         )
+
+    def scalars(self, chosen: Chosen) -> Scalars:
+        """The scalars of some steps."""
+        return part_of_scalars(self._scalars, chosen)
 
     @cached_property
     def _modules(self) -> list[str]:

@@ -37,6 +37,11 @@ def unknown_column(name: str, sql: str, columns: Mapping[str, Sequence[str]]) ->
     return UnknownNameError("column", name, known, "query")
 
 
+def quoted(text: str) -> str:
+    """A text as a literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def first_line(error: Exception) -> str:
     """An error in one line."""
     return str(error).strip().split("\n", 1)[0].strip()

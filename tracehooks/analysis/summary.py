@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tracehooks.analysis.engine import EMBEDDED, Engine, Queries
+from tracehooks.analysis.sql import quoted
 from tracehooks.core.errors import UnknownNameError
 from tracehooks.core.names import select as select_names
 from tracehooks.core.records import RunSource
@@ -133,10 +134,10 @@ def sites(
         conditions.append(f"step = {int(step)}")
     if phase is not None:
         _known(query, "phase", phase, "option phase")
-        conditions.append(f"phase = {_quoted(phase)}")
+        conditions.append(f"phase = {quoted(phase)}")
     if module is not None:
         names = select_names(_distinct(query, "module"), module, where="option module")
-        conditions.append(f"module IN ({', '.join(_quoted(name) for name in names) or 'NULL'})")
+        conditions.append(f"module IN ({', '.join(quoted(name) for name in names) or 'NULL'})")
     chosen = query(f"SELECT * FROM ({_SITES.format(condition=' AND '.join(conditions))}) ORDER BY {SORTS[sort]}")
     return chosen.drop_columns(["first_seen"])
 
@@ -156,10 +157,6 @@ def _known(query: Queries, column: str, value: object, where: str) -> None:
 def _distinct(query: Queries, column: str) -> list[Any]:
     found: list[Any] = query(f"SELECT DISTINCT {column} FROM tensors ORDER BY {column}")[column].to_pylist()
     return found
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _one(table: pa.Table) -> dict[str, Any]:

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tracehooks.core.schema import SKETCH_SIZE
+
 Ints = NDArray[np.integer[Any]]
 """Whole numbers, as wide as they are stored: a million of them stay small."""
 Floats = NDArray[np.float64]
@@ -181,10 +183,9 @@ def _ints(column: pa.ChunkedArray) -> Ints:
 
 def _sketches(column: pa.ChunkedArray) -> NDArray[np.float32]:
     rows = column.combine_chunks()
+    known: NDArray[np.float32] = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, SKETCH_SIZE)
     if not rows.null_count:
-        whole: NDArray[np.float32] = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, rows.type.list_size)
-        return whole
-    sums = np.full((len(rows), rows.type.list_size), np.nan, np.float32)
-    valid = rows.is_valid().to_numpy(zero_copy_only=False)
-    sums[valid] = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, rows.type.list_size)
+        return known
+    sums = np.full((len(rows), SKETCH_SIZE), np.nan, np.float32)
+    sums[rows.is_valid().to_numpy(zero_copy_only=False)] = known
     return sums

@@ -45,10 +45,13 @@ def diff(
     rename: Rename = None,
     tolerance: float | str = "auto",
     noise: Sequence[Source] = (),
+    engine: Engine = EMBEDDED,
 ) -> Diff:
     """Compare two runs, given as paths or as opened runs; see `tracehooks.analysis.diff.diff`."""
     repeats = [_opened(run) for run in noise]
-    return diff_runs(_opened(a), _opened(b), steps=steps, rename=rename, tolerance=tolerance, noise=repeats)
+    return diff_runs(
+        _opened(a), _opened(b), steps=steps, rename=rename, tolerance=tolerance, noise=repeats, engine=engine
+    )
 
 
 def first(run: Source) -> FirstNonFinite | None:

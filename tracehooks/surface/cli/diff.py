@@ -8,6 +8,7 @@ import click
 
 from tracehooks.core.errors import InvalidOptionError
 from tracehooks.surface import offline, terminal
+from tracehooks.surface.cli.options import engine_option
 from tracehooks.surface.plain import json_text
 
 COLUMNS = (
@@ -22,6 +23,7 @@ COLUMNS = (
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Regular expression on A's module paths (repeatable).")
 @click.option("--tolerance", default="auto", show_default=True, metavar="T", help="auto, a relative difference, or 0.")
 @click.option("--noise", multiple=True, metavar="RUN", help="A repeat of A, to measure its noise (repeatable).")
+@engine_option
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Rows to show; 0 for all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -31,6 +33,7 @@ def command(
     rename: tuple[str, ...],
     tolerance: str,
     noise: tuple[str, ...],
+    engine: str,
     limit: int,
     as_json: bool,
 ) -> int:
@@ -40,7 +43,9 @@ def command(
     but part of a run cannot be read.
     """
     chosen = parse_steps(steps)
-    found = offline.diff(a, b, steps=chosen, rename=list(rename) or None, tolerance=tolerance, noise=noise)
+    found = offline.diff(
+        a, b, steps=chosen, rename=list(rename) or None, tolerance=tolerance, noise=noise, engine=engine
+    )
     beyond = found.differing
     rows = (beyond.slice(0, limit) if limit else beyond).to_pylist()
     if as_json:
