@@ -35,7 +35,24 @@ def test_a_fix_that_holds(tmp_path: Path) -> None:
         "yes: Is the failure gone with it? 2 of 2 runs are healthy",
     ]
     assert found.to_json()["evidence"]["pairs"][1]["after"]["git"] == {"commit": "b"}
+    assert found.to_json()["evidence"]["pairs"][0]["before"]["failures"] == [f"nonfinite: {NAN}"]
     assert found.to_json()["passed"] is True
+    identity = "01900000-0000-7000-8000-000000000000, 2026-01-01T00:00:00Z, commit"
+    assert str(found).splitlines()[6:8] == [
+        f"pair 1, before: {before[0]}, {identity} a, nonfinite: {NAN}",
+        f"pair 1, after: {after[0]}, {identity} b",
+    ]
+    assert str(found).splitlines()[-1] == f"control 1, after: {control[1]}, {identity} b"
+
+
+def test_a_fixed_run_that_cannot_be_read_whole(tmp_path: Path) -> None:
+    """What cannot be read may hold the failure: whether it is gone is not shown."""
+    failing, fine = run(tmp_path / "failing", fails=True), run(tmp_path / "fine")
+    part = next((fine / "tensors").rglob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:-20])
+    found = tracehooks.verify_fix(failing, fine)
+    assert answers(found)[1] is None
+    assert "part of it cannot be read: tensors" in str(found)
 
 
 def answers(found: Verdict) -> list[bool | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracehooks.analysis.diff import diff
@@ -11,6 +11,8 @@ from tracehooks.core.records import Check, Finding, RunSource, Verdict
 
 Pair = tuple[RunSource, RunSource]
 """A run without the fix and one with it."""
+
+SIDES = ("before", "after")
 
 IDENTITY = ("run_id", "created", "git", "packages", "flags", "command")
 """Fields of run.json that say which run it was."""
@@ -29,21 +31,37 @@ def paired_runs(before: Sequence[RunSource], after: Sequence[RunSource], name: s
     return list(zip(before, after, strict=True))
 
 
+class Fix(Verdict):
+    """Whether a fix solved the right problem. Its text and its JSON are the written record."""
+
+    def __str__(self) -> str:
+        lines = [super().__str__()]
+        for group, pairs in self.evidence.items():
+            for number, pair in enumerate(pairs, 1):
+                lines += [f"{group.removesuffix('s')} {number}, {side}: {_line_of(run)}" for side, run in pair.items()]
+        return "\n".join(lines)
+
+
 def judge_fix(
     pairs: Sequence[Pair],
     controls: Sequence[Pair],
     diagnose: Callable[[RunSource], Sequence[Finding]],
     *,
     tolerance: float | str = "auto",
-) -> Verdict:
+) -> Fix:
     """Answer the questions of a fix: is the failure gone, is the control unchanged, does it hold more than once.
 
     A failure is what ``diagnose`` warns of.
     """
     seen = [(_failures(diagnose(before)), _failures(diagnose(after))) for before, after in pairs]
     persists = _unchanged(controls, tolerance), _holds(seen)
-    checks = (_was_there(seen), _is_gone(seen), _went_as_far(pairs, seen), *persists)
-    return Verdict("fix", checks, {"pairs": [*map(_told, pairs)], "control": [*map(_told, controls)]})
+    checks = (_was_there(seen), _is_gone(pairs, seen), _went_as_far(pairs, seen), *persists)
+    told = [
+        {side: _identity(run, failures) for side, run, failures in zip(SIDES, pair, failed, strict=True)}
+        for pair, failed in zip(pairs, seen, strict=True)
+    ]
+    control = [{side: _identity(run, ()) for side, run in zip(SIDES, pair, strict=True)} for pair in controls]
+    return Fix("fix", checks, {"pairs": told, "control": control})
 
 
 Seen = Sequence[tuple[Sequence[Finding], Sequence[Finding]]]
@@ -59,11 +77,14 @@ def _was_there(seen: Seen) -> Check:
     return Check("Did it fail without the fix?", len(failed) == len(seen), told)
 
 
-def _is_gone(seen: Seen) -> Check:
-    """Another failure in its place is none."""
+def _is_gone(pairs: Sequence[Pair], seen: Seen) -> Check:
+    """Another failure in its place is none, and what cannot be read may hold one."""
     still = [after for _, after in seen if after]
+    unread = [str(problem) for _, run in pairs for problem in run.problems]
     runs = f"{len(still) or len(seen)} of {len(seen)} runs"
     told = f"{runs} fail: {_line(still[0][0])}" if still else f"{runs} are healthy"
+    if unread and not still:
+        return Check("Is the failure gone with it?", None, f"part of it cannot be read: {unread[0]}")
     return Check("Is the failure gone with it?", not still, told)
 
 
@@ -106,9 +127,17 @@ def _line(found: Finding) -> str:
     return f"{found.rule}: {found.message.splitlines()[0]}"
 
 
-def _told(pair: Pair) -> dict[str, Any]:
-    return {name: _identity(run) for name, run in zip(("before", "after"), pair, strict=True)}
+def _identity(run: RunSource, failures: Sequence[Finding]) -> dict[str, Any]:
+    told = {name: run.info.get(name) for name in IDENTITY if name in run.info}
+    return {"path": str(run.path or ""), **told, "failures": [*map(_line, failures)]}
 
 
-def _identity(run: RunSource) -> dict[str, Any]:
-    return {"path": str(run.path or ""), **{name: run.info.get(name) for name in IDENTITY if name in run.info}}
+def _line_of(run: Mapping[str, Any]) -> str:
+    """The identity of a run in one line."""
+    git, flags = run.get("git") or {}, run.get("flags") or {}
+    commit = f"commit {str(git['commit'])[:12]}{' (dirty)' if git.get('dirty') else ''}" if git.get("commit") else None
+    seed = f"seed {flags['seed']}" if "seed" in flags else None
+    failures = run["failures"]
+    more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+    told = (run["path"], run.get("run_id"), run.get("created"), commit, seed, failures[0] + more if failures else None)
+    return ", ".join(str(part) for part in told if part)

@@ -12,10 +12,10 @@ from tracehooks.analysis.duck import select
 from tracehooks.analysis.engine import EMBEDDED, Engine
 from tracehooks.analysis.engine import query as query_run
 from tracehooks.analysis.first import first as first_of_run
-from tracehooks.analysis.fixes import judge_fix, paired_runs
+from tracehooks.analysis.fixes import Fix, judge_fix, paired_runs
 from tracehooks.analysis.rules import diagnose as diagnose_run
 from tracehooks.analysis.steps import Rename, Steps
-from tracehooks.core.records import Finding, FirstNonFinite, RunSource, Verdict
+from tracehooks.core.records import Finding, FirstNonFinite, RunSource
 from tracehooks.storage import Run, open_run
 from tracehooks.storage import repair as repair
 
@@ -78,7 +78,7 @@ def verify_fix(
     control: Sequence[Source] | Sequence[Sequence[Source]] | None = None,
     *,
     tolerance: float | str = "auto",
-) -> Verdict:
+) -> Fix:
     """Whether a fix solved the right problem: the failure is gone, and what was healthy is unchanged.
 
     Args:
@@ -87,7 +87,7 @@ def verify_fix(
         control: a healthy case without and with the fix, as a pair of runs, or several pairs.
 
     Returns:
-        A verdict that is its own written record: ``str()``, and ``to_json()`` with the identities of all runs.
+        A verdict that is its own written record: ``str()`` and ``to_json()`` have the identities of all runs.
 
     Raises:
         InvalidOptionError: not as many runs after as before, or a control that is no pair.

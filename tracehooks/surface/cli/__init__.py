@@ -20,6 +20,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "first": "The first non-finite value of a run.",
         "diagnose": "What is wrong with a run, and what to check next.",
         "diff": "Where two runs part, and what made them.",
+        "verify-fix": "Whether a fix solved the right problem.",
         "golden": "Record and check golden batches.",
         "bisect": "The commit that changed the numbers.",
         "checkpoint": "Inspect, compare and verify checkpoints.",
@@ -28,7 +29,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "export": "Write tables as CSV or JSON lines.",
     }
 )
-"""The verbs and what they do; each lives in the module of its name and is imported when it is run."""
+"""The verbs and what they do; each lives in the module of its name, - being _, and is imported when it is run."""
 
 ERROR = 2
 INTERRUPTED = 130
@@ -44,7 +45,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"tracehooks.surface.cli.{cmd_name}").command
+        command = importlib.import_module(f"tracehooks.surface.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 
