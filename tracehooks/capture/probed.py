@@ -41,9 +41,9 @@ class Probed:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._awaited: defaultdict[tuple[str, str], deque[Site]] = defaultdict(lambda: deque(maxlen=FEW_CALLS))
+        self._sites: dict[Place, Site] = {}
+        self._awaited: defaultdict[tuple[str, str], deque[Place]] = defaultdict(lambda: deque(maxlen=FEW_CALLS))
         """Where tensors of compiled code were seen whose gradient has not come yet, by what its op knows."""
-        self._sites: dict[Place, tuple[Site, Site]] = {}
 
     @swift_edge
     def seen(self, sighting: Sighting, x: Tensor) -> None:
@@ -65,39 +65,37 @@ class Probed:
         module = session.wiring.modules.get(sighting.path)
         type_name = type(module).__name__ if module is not None else ""
         place = Place("probe", sighting.path, type_name, sighting.name, call, session.steps.micro, recompute)
-        site, of_gradient = self._site(place)
-        session.recorder.tensor(x, site)
+        session.recorder.tensor(x, self._site(place))
         if sighting.kind == "probe":
-            self._await_gradient(x, sighting, of_gradient)
+            self._await_gradient(x, sighting, place._replace(phase="backward"))
         elif session.recording and not recompute:
             self._numbers(x, sighting)
 
     @swift_edge
-    def gradient_arrived(self, where: tuple[str, str], gradient: Tensor) -> None:
-        """Compiled code handed over the gradient of what a probe saw in it. Where the same code runs for several modules
-        the latest of them comes first."""
-        sites = self._awaited[where]
-        if sites:
-            self._session.gradient_arrived(sites.pop(), gradient)
+    def gradient_arrived(self, seen: tuple[str, str], gradient: Tensor) -> None:
+        """Compiled code handed over the gradient of what a probe saw in it (by what its op knows of the path, and name).
+        Where the same code runs for several modules the latest of them comes first."""
+        places = self._awaited[seen]
+        if places:
+            self._session.gradient_arrived(self._site(places.pop()), gradient)
 
-    def _site(self, place: Place) -> tuple[Site, Site]:
-        """Where a tensor is seen, and its gradient: made once."""
-        known = self._sites.get(place)
-        if known is None:
-            known = Site(place), Site(place._replace(phase="backward"))
+    def _site(self, place: Place) -> Site:
+        site = self._sites.get(place)
+        if site is None:
+            site = Site(place)
             if place.returns:
-                self._sites[place] = known
-        return known
+                self._sites[place] = site
+        return site
 
-    def _await_gradient(self, x: Tensor, sighting: Sighting, site: Site) -> None:
+    def _await_gradient(self, x: Tensor, sighting: Sighting, place: Place) -> None:
         session = self._session
         if not session.recording or "output_grads" not in session.config.record:
             return
         if sighting.within is not None:
             if sighting.asked[0]:
-                self._awaited[sighting.within, sighting.name].append(site)
+                self._awaited[sighting.within, sighting.name].append(place)
         elif torch.is_grad_enabled() and x.requires_grad:
-            session.tensor_hooks.add(x, GradientHook(session, site))
+            session.tensor_hooks.add(x, GradientHook(session, self._site(place)))
 
     def _mask(self, x: Tensor, sighting: Sighting) -> None:
         keep, dim = sighting.asked
