@@ -1,11 +1,11 @@
-"""How recording and reading grow: a long run of a large model, and a trace of a hundred million rows.
+"""How recording and reading grow: a large model, a long run, and a trace of a hundred million rows.
 
-    python -m benchmarks.scale [--modules 5000] [--steps 40] [--rows 100000000]
+    python -m benchmarks.scale [--modules 5000] [--steps 40] [--long 100000] [--rows 100000000]
 
-Recording: a model of ``--modules`` modules trains; the memory of the process and what the recorder holds must not grow from
-step to step. Reading: opening a trace of ``--rows`` rows, its first non-finite value from the event and from the rows alone,
-one step of it, and comparing one step of it with another, each in a process of its own: seconds, bytes read, peak memory.
-Nothing is reported unless what was planted is found.
+Recording: a model of ``--modules`` modules trains for ``--steps``, a tiny one for ``--long``; the memory of the process and
+what the recorder holds must not grow from step to step. Reading: opening a trace of ``--rows`` rows, its first non-finite
+value from the event and from the rows alone, one step of it, and comparing one step of it with another, each in a process
+of its own: seconds, bytes read, peak memory. Nothing is reported unless what was planted is found.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from tracehooks.storage import RunWriter
 from tracehooks.surface import offline
 
 BLOCK_STEPS = 100
+LOOKS = 20
+"""How often memory is looked at while a run is recorded."""
 
 
 def resident_mib() -> float:
@@ -53,20 +55,21 @@ def record(modules: int, steps: int) -> dict[str, Any]:
         path = Path(folder) / "run"
         sizes, objects = [], []
         with tracehooks.attach(model, path, quiet=True) as trace:
-            for _ in range(steps):
+            for step in range(steps):
                 optimizer.zero_grad()
                 model(torch.randn(4, 8)).square().mean().backward()
                 optimizer.step()
-                gc.collect()
-                sizes.append(resident_mib())
-                objects.append(len(gc.get_objects()))
+                if step % (steps // LOOKS) == 0:
+                    gc.collect()
+                    sizes.append(resident_mib())
+                    objects.append(len(gc.get_objects()))
         start = time.perf_counter()
         trace.close()
         rows = tracehooks.open(path).tensors(columns=["step"]).num_rows
         if rows != steps * (rows // steps) or rows // steps < 2 * modules:
             raise SystemExit(f"{rows} rows of {steps} steps and {modules} modules: not every tensor was recorded")
         size = sum(file.stat().st_size for file in path.rglob("*.parquet"))
-    half = steps // 2
+    half = len(sizes) // 2
     return {
         "case": "recording",
         "modules": modules,
@@ -173,10 +176,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--modules", type=int, default=5_000)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--long", type=int, default=100_000)
     parser.add_argument("--rows", type=int, default=100_000_000)
     args = parser.parse_args()
     print(json.dumps(describe_machine()))
-    print(json.dumps(record(args.modules, args.steps)), flush=True)
+    for modules, steps in ((args.modules, args.steps), (4, args.long)):
+        print(json.dumps(record(modules, steps)), flush=True)
     folder = Path(tempfile.mkdtemp())
     try:
         seconds = write(folder / "run", args.rows)
