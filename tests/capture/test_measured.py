@@ -78,13 +78,13 @@ def test_what_was_changed_in_place_is_read_again(record, readings) -> None:
 def test_parameters_and_gradients_are_measured_in_one_call_each(record, readings, monkeypatch) -> None:
     """Tied weights once; nothing of them one by one."""
     calls = []
-    original = stats.summarize_many
+    original = stats.summarize_at_hand
 
-    def summarize_many(tensors, spec, out):
+    def summarize_at_hand(tensors, spec, out):
         calls.append(len(tensors))
         return original(tensors, spec, out)
 
-    monkeypatch.setattr(stats, "summarize_many", summarize_many)
+    monkeypatch.setattr(stats, "summarize_at_hand", summarize_at_hand)
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

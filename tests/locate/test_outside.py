@@ -165,6 +165,7 @@ def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatc
     looks, measured = [], []
     ours = SimpleNamespace(**{name: getattr(stats, name) for name in stats.__all__})
     ours.nonfinite = lambda tensors: looks.append(len(tensors)) or stats.nonfinite(tensors)
+    ours.nonfinite_at_hand = lambda tensors: looks.append(len(tensors)) or stats.nonfinite_at_hand(tensors)
     monkeypatch.setattr(watch, "stats", ours)
     monkeypatch.setattr(stats, "summarize", lambda *a, real=stats.summarize: measured.append(1) or real(*a))
     monkeypatch.setattr(stats, "door", lambda: None)

@@ -15,6 +15,8 @@ class Clock:
     """Seconds by phase: data, forward, backward, optimizer, evaluation, recording."""
 
     def __init__(self) -> None:
+        self.recording = 0.0
+        """Seconds that the recording took in the step under way."""
         self._spent: dict[str, float] = defaultdict(float)
         self._open: dict[str, float] = {}
         self._started: float | None = None
@@ -43,10 +45,6 @@ class Clock:
         else:
             self._spent[phase] += seconds
 
-    def add(self, phase: str, seconds: float) -> None:
-        """Time measured elsewhere."""
-        self._spent[phase] += seconds
-
     def done(self) -> None:
         """The step's work is done, for now."""
         self._done = time.perf_counter()
@@ -59,7 +57,7 @@ class Clock:
             return {}
         end = now if self._done is None else self._done
         spent, self._spent = dict(self._spent), defaultdict(float)
-        spent["step"] = end - self._started
+        spent["step"], spent["recording"], self.recording = end - self._started, self.recording, 0.0
         self._spent["data"] = max(0.0, now - end - self._evaluated)
         self._started, self._done = end + self._evaluated, None
         return spent

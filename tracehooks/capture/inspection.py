@@ -91,8 +91,8 @@ class Inspection:
                 self._recorder.scalar(f"padding_row/{path}", norm)
 
     def module_returned(self, path: str, args: Any, output: Any, recompute: bool) -> None:
-        """A module returned."""
-        if self.looking and self._recorder.training and not recompute:
+        """A module returned, while module calls are remembered."""
+        if self._recorder.training and not recompute:
             with torch_internals.without_torch_function():  # what goes in may be a subclass where what comes out is not
                 self._calls.add(path, args, output)
 

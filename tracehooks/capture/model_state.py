@@ -33,6 +33,7 @@ class ModelState:
         self.optimizers = Optimizers(self.census.parameters)
         self._probe = UpdateProbe()
         self._known_sites: dict[tuple[str, str, str], Site] = {}
+        self._known_groups: dict[str, tuple[list[int], list[Site]]] = {}
         self._recorded: dict[str, set[int]] = {}
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
@@ -60,6 +61,7 @@ class ModelState:
     def take_census(self, hooked: set[str]) -> Iterator[Notice]:
         """Look at the model anew; events that say what changed."""
         before, self.census = self.census, Census(self._root)
+        self._known_groups.clear()  # their ids may be others' by now
         self.optimizers.update(self.census.parameters)
         old, new = before.names, self.census.names
         replaced = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
@@ -82,7 +84,7 @@ class ModelState:
         if "parameters" not in self._wants:
             return
         for phase, group in (("parameter", self.census.parameters), ("buffer", self.census.buffers)):
-            now = list(self._unrecorded(phase, group))
+            now = self._unrecorded(phase, group)
             self._recorder.tensors([held.tensor for held in now], self._sites(phase, now))
 
     def record_gradients(self, phase: str, optimizer: Optimizer | None = None) -> None:
@@ -161,23 +163,30 @@ class ModelState:
         return self._descriptions
 
     def _of(self, optimizer: Optimizer | None) -> list[Held]:
-        if optimizer is None:
-            return self.census.parameters
-        own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
-        others = self.optimizers.held() - own
-        return [held for held in self.census.parameters if id(held.tensor) not in others]
+        others = set() if optimizer is None else self.optimizers.held() - optimizers.ids_of(optimizer)
+        return (
+            [one for one in self.census.parameters if id(one.tensor) not in others]
+            if others
+            else self.census.parameters
+        )
 
     def _held_by(self, optimizer: Optimizer) -> list[Held]:
-        own = {id(parameter) for parameter in optimizers.parameters_of(optimizer)}
-        return [held for held in self.census.parameters if id(held.tensor) in own]
+        own = optimizers.ids_of(optimizer)
+        return [one for one in self.census.parameters if id(one.tensor) in own]
 
     def _gradients(self, phase: str, optimizer: Optimizer | None) -> tuple[list[Held], list[Tensor]]:
         scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None
-        held = list(self._unrecorded(phase, (one for one in self._of(optimizer) if one.tensor.grad is not None)))
-        return held, [optimizers.unscaled(one.tensor.grad, scale) for one in held if one.tensor.grad is not None]
+        held = self._unrecorded(phase, [one for one in self._of(optimizer) if one.tensor.grad is not None])
+        gradients = [gradient for one in held if (gradient := one.tensor.grad) is not None]
+        return held, gradients if scale is None else [optimizers.unscaled(gradient, scale) for gradient in gradients]
 
-    def _sites(self, phase: str, group: Iterable[Held]) -> list[Site]:
-        return [self._site(phase, held, held.slot) for held in group]
+    def _sites(self, phase: str, group: list[Held]) -> list[Site]:
+        """Where the tensors of a group are seen: made once, as long as the group is the same."""
+        ids = list(map(id, group))
+        known = self._known_groups.get(phase)
+        if known is None or known[0] != ids:
+            known = self._known_groups[phase] = ids, [self._site(phase, held, held.slot) for held in group]
+        return known[1]
 
     def _site(self, phase: str, held: Held, slot: str) -> Site:
         key = phase, held.module, slot
@@ -186,12 +195,12 @@ class ModelState:
             site = self._known_sites[key] = Site(Place(phase, held.module, held.type, slot))
         return site
 
-    def _unrecorded(self, phase: str, group: Iterable[Held]) -> Iterator[Held]:
+    def _unrecorded(self, phase: str, group: list[Held]) -> list[Held]:
+        """Those of a group that were not recorded in this step yet. They are now."""
         recorded = self._recorded.setdefault(phase, set())
-        for held in group:
-            if id(held.tensor) not in recorded:
-                recorded.add(id(held.tensor))
-                yield held
+        new = [held for held in group if id(held.tensor) not in recorded] if recorded else group
+        recorded.update([id(held.tensor) for held in new])
+        return new
 
 
 def _norm(parts: Iterable[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Optimizers:
 
     def holds_ours(self, optimizer: Optimizer) -> bool:
         """Whether it holds a parameter of this model."""
-        return any(id(parameter) in self._ids for parameter in parameters_of(optimizer))
+        return not self._ids.isdisjoint(ids_of(optimizer))
 
     def index(self, optimizer: Optimizer) -> int:
         """Its number, in the order in which optimizers were seen."""
@@ -55,7 +56,7 @@ class Optimizers:
 
     def held(self) -> set[int]:
         """ids of the parameters that some known optimizer holds."""
-        return {id(parameter) for optimizer in self.living() for parameter in parameters_of(optimizer)}
+        return set().union(*map(ids_of, self.living()))
 
 
 def _all_of_them() -> Iterator[Optimizer]:
@@ -68,7 +69,7 @@ def _all_of_them() -> Iterator[Optimizer]:
 
 def held_by_any_optimizer() -> set[int]:
     """ids of the tensors that some optimizer of this process holds, of whichever model."""
-    return {id(tensor) for optimizer in _all_of_them() for tensor in parameters_of(optimizer)}
+    return set().union(*map(ids_of, _all_of_them()))
 
 
 def strangers_like(parameters: list[Tensor]) -> Iterator[Optimizer]:
@@ -84,8 +85,12 @@ def strangers_like(parameters: list[Tensor]) -> Iterator[Optimizer]:
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """Every parameter an optimizer holds."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def ids_of(optimizer: Optimizer) -> set[int]:
+    """ids of the parameters an optimizer holds."""
+    return set(map(id, parameters_of(optimizer)))
 
 
 def learning_rates(optimizer: Optimizer) -> list[float | Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,29 +47,45 @@ class Head:
 class Site:
     """A place, and the head that its last row had: the next one has the same, as a rule."""
 
-    __slots__ = ("_device", "_dtype", "_head", "place", "returned")
+    __slots__ = ("device", "dtype", "last", "place", "returned")
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.returned = place.phase == "forward"
         """Whether a module returns what is seen here."""
-        self._head: Head | None = None
-        self._dtype: torch.dtype | None = None
-        self._device: torch.device | None = None
+        self.last: Head | None = None
+        self.dtype: torch.dtype | None = None
+        self.device: torch.device | None = None
+        """Of the last row here."""
 
     def head(self, x: Tensor, training: bool) -> Head:
         """The head of a tensor's row here."""
-        known = self._head
+        known = self.last
         shape = x.shape if x.layout is torch.strided and not x.is_nested else torch_internals.sizes(x)
         if (
             known is not None
             and known.shape == shape
-            and x.dtype is self._dtype
+            and x.dtype is self.dtype
             and known.training is training
-            and x.device == self._device
+            and x.device == self.device
         ):
             return known
-        self._dtype, self._device = x.dtype, x.device
+        self.dtype, self.device = x.dtype, x.device
         made = Head(self.place, str(x.dtype).removeprefix("torch."), str(x.device), torch_internals.sizes(x), training)
-        self._head = made
+        self.last = made
         return made
+
+
+def heads(sites: Sequence[Site], tensors: Sequence[Tensor], training: bool) -> list[Head]:
+    """The head of each tensor's row at its site."""
+    return [
+        known
+        if (known := site.last) is not None
+        and x.dtype is site.dtype
+        and known.training is training
+        and not x.is_nested
+        and x.shape == known.shape
+        and x.device == site.device
+        else site.head(x, training)
+        for site, x in zip(sites, tensors, strict=True)
+    ]

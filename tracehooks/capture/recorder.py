@@ -19,7 +19,7 @@ from torch import Tensor
 from tracehooks import stats
 from tracehooks.capture import torch_internals
 from tracehooks.capture.packing import Packing
-from tracehooks.capture.places import Head, Site
+from tracehooks.capture.places import Head, Site, heads
 from tracehooks.capture.rows import Heads, Resolved, Rows
 from tracehooks.capture.transfer import Transfer
 from tracehooks.capture.watch import Seen, Watch
@@ -125,19 +125,27 @@ class Recorder:
     def tensors(self, tensors: Sequence[Tensor], sites: Sequence[Site], shown: Sequence[Tensor] | None = None) -> None:
         """Measure many tensors in one call. ``shown``: tensors whose dtype and shape the rows say instead of theirs, for
         samples of larger ones."""
+        if not tensors:
+            return
         if self.only_watching:
             places = [site.place for site in sites]
             self.watch.tensors(tensors, places, (self.step, next(self._seq), self.training))
             return
-        kept, heads = [], []
-        for x, site, like in zip(tensors, sites, tensors if shown is None else shown, strict=True):
-            values = torch_internals.unwrapped(x)
-            named = values if like is x else torch_internals.unwrapped(like)
-            if values is not None and named is not None and stats.measurable(values):
-                kept.append(values)
-                heads.append(site.head(named, self.training))
-        if kept:
-            self._rows.extend(heads, self.step, self._seq, self._packing.measure_many(kept))
+        shown = tensors if shown is None else [torch_internals.local(x) for x in shown]
+        numbers = None if torch_internals.modes_active() else self._packing.measure_at_hand(tensors)
+        if numbers is None:
+            kept = [
+                (values, site, values if like is x else like)
+                for x, site, like in zip(tensors, sites, shown, strict=True)
+                if (values := torch_internals.unwrapped(x)) is not None and stats.measurable(values)
+            ]
+            tensors, sites, shown = (
+                [x for x, _, _ in kept],
+                [site for _, site, _ in kept],
+                [like for _, _, like in kept],
+            )
+            numbers = self._packing.measure_many(tensors)
+        self._rows.extend(heads(sites, shown, self.training), self.step, self._seq, numbers)
 
     def watch_gradients(self, gradients: Sequence[Tensor], sites: Sequence[Site]) -> None:
         """Watch parameter gradients all at once; their norm is the scalar grad_norm."""

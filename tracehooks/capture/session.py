@@ -169,7 +169,8 @@ class Session:
             self.ran_outside(hook.path, output)
         if not self.live:
             return
-        self.state.inspection.module_returned(hook.path, args, output, recompute)
+        if self.state.inspection.looking:
+            self.state.inspection.module_returned(hook.path, args, output, recompute)
         call = self.passes.next_call(hook.path, recompute)
         grad = self.recording and self._wants_gradients and torch.is_grad_enabled()
         for slot, tensor in (("output", output),) if type(output) is Tensor else leaves(output, "output"):
@@ -446,5 +447,4 @@ class Session:
 
     def took(self, seconds: float) -> None:
         """Count time that the recording took inside training steps."""
-        if self.recorder.training:
-            self.clock.add("recording", seconds)
+        self.clock.recording += seconds * self.recorder.training

@@ -47,9 +47,8 @@ _has_side_effect = _lookup(torch, "fx.node.has_side_effect")
 _disable_function = _lookup(torch, "_C.DisableTorchFunction", contextlib.nullcontext)
 
 
-def graph_task_id() -> int:
-    """Number of the backward pass that this thread is in; -1 outside of one."""
-    return int(_graph_task_id())
+graph_task_id: Callable[[], int] = _graph_task_id
+"""Number of the backward pass that this thread is in; -1 outside of one."""
 
 
 def current_node() -> tuple[str | None, int]:
@@ -157,9 +156,10 @@ def unwrapped(x: Tensor) -> Tensor | None:
     return None if x.is_meta else x
 
 
-def plainly_here(x: Tensor) -> bool:
-    """Whether a tensor is one of torch's own two classes, in the host's memory, in no transform."""
-    return (type(x) is Tensor or type(x) is torch.nn.Parameter) and x.is_cpu and not _is_functorch_wrapped(x)
+def local(x: Tensor) -> Tensor:
+    """A DTensor's local shard; any other tensor as it is."""
+    values = unwrapped(x)
+    return x if values is None else values
 
 
 def sizes(x: Tensor) -> tuple[int, ...]:
@@ -246,7 +246,9 @@ def copy_each(into: list[Tensor], values: list[Tensor]) -> None:
 
 def anything_active() -> bool:
     """Whether modes of any kind or functorch levels are active, or a CUDA graph is captured."""
-    return bool(_dispatch_modes() or _function_modes()) or _peek_interpreter() is not None or capturing()
+    if _dispatch_modes() or _function_modes() or _peek_interpreter() is not None:
+        return True
+    return _MAY_CAPTURE and _capturing()
 
 
 def undisturbed_where_needed() -> contextlib.AbstractContextManager[Any]:
@@ -262,12 +264,11 @@ def silence_backward(module: torch.nn.Module) -> None:
 
 def capturing() -> bool:
     """Whether a CUDA graph is captured: what is asked of the device now is done at the replays, and not before."""
-    return _capturing()
+    return _MAY_CAPTURE and _capturing()
 
 
-_capturing: Callable[[], bool] = (
-    torch.cuda.is_current_stream_capturing if torch.version.cuda or torch.version.hip else lambda: False
-)
+_MAY_CAPTURE = bool(torch.version.cuda or torch.version.hip)
+_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
 def pretending() -> bool:

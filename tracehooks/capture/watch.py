@@ -67,8 +67,10 @@ class Watch:
 
     def tensors(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> None:
         """Watch many tensors in one call."""
-        if all(torch_internals.plainly_here(x) for x in tensors) and not stats.nonfinite(tensors):
-            return
+        if not torch_internals.modes_active():
+            kinds, others = stats.nonfinite_at_hand(tensors)
+            if not (kinds or others):
+                return
         host = []
         for x, place in zip(tensors, places, strict=True):
             values = torch_internals.unwrapped(x)
@@ -82,8 +84,10 @@ class Watch:
 
     def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> Tensor | float | None:
         """Watch tensors by their L2 norms; the norm over all of them, None when there is none."""
-        if tensors and all(torch_internals.plainly_here(x) for x in tensors):
-            return self._norm_on_host(tensors, places, when)
+        if tensors and not torch_internals.modes_active():
+            rows = torch.empty((len(tensors), _MOMENTS.width), dtype=torch.int64, device="cpu")
+            if stats.summarize_at_hand(tensors, _MOMENTS, rows):
+                return self._norm_of(rows, places, when)
         host: list[tuple[Tensor, Place]] = []
         squares: list[Tensor] = []
         for x, place in zip(tensors, places, strict=True):
@@ -98,7 +102,11 @@ class Watch:
                 self._places.append((when, place))
                 self._sums.append(norm)
                 squares.append(norm.double().square())
-        total = self._norm_on_host([x for x, _ in host], [place for _, place in host], when) if host else None
+        total = None
+        if host:
+            rows = torch.empty((len(host), _MOMENTS.width), dtype=torch.int64, device="cpu")
+            stats.summarize_many([x for x, _ in host], _MOMENTS, rows)
+            total = self._norm_of(rows, [place for _, place in host], when)
         if not squares:
             return total
         on_device = torch.stack([square.to(squares[0].device) for square in squares]).sum()
@@ -167,9 +175,8 @@ class Watch:
                 self._sums.append(x.detach().sum(dtype=_wide_enough(x)))
             self._places.append((when, place))
 
-    def _norm_on_host(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> float:
-        out = torch.empty((len(tensors), _MOMENTS.width), dtype=torch.int64, device="cpu")
-        columns: dict[str, Any] = stats.unpack(stats.summarize_many(tensors, _MOMENTS, out).numpy(), _MOMENTS)
+    def _norm_of(self, rows: Tensor, places: Sequence[Place], when: When) -> float:
+        columns: dict[str, Any] = stats.unpack(rows.numpy(), _MOMENTS)
         if any(columns[name].any() for name in _KINDS):
             for i, place in enumerate(places):
                 if kinds := sum(bit * bool(columns[name][i]) for name, bit in _KINDS.items()):

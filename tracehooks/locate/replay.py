@@ -64,7 +64,7 @@ class Pass:
         """Of modules of the user's own classes, by their number in `_modules`."""
         self.buffers: dict[int, dict[str, Tensor]] = {}
         for i, module in enumerate(_modules(root)):
-            if not _is_torchs(module):
+            if not type(module).__module__.startswith("torch."):  # whose attributes do not change while it runs
                 self.attributes[i] = {key: _held(value) for key, value in _simple(module).items()}
             if module._buffers:
                 self.buffers[i] = {
@@ -274,11 +274,6 @@ def _modules(root: nn.Module) -> list[nn.Module]:
                 seen.add(id(child))
                 todo.append(child)
     return found
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    """Whether its class is one of torch's own, whose attributes do not change while it runs."""
-    return type(module).__module__.startswith("torch.")
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

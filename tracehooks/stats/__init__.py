@@ -17,8 +17,8 @@ from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, nonfinite_rows, u
 from tracehooks.stats.plain import plain
 
 __all__ = [
-    "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "measurable", "nonfinite", "nonfinite_rows",
-    "summarize", "summarize_many", "unpack",
+    "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "measurable", "nonfinite", "nonfinite_at_hand",
+    "nonfinite_rows", "summarize", "summarize_at_hand", "summarize_many", "unpack",
 ]  # fmt: skip
 
 
@@ -82,12 +82,23 @@ def nonfinite(tensors: Sequence[Tensor]) -> int:
     """Which non-finite values tensors in the processor's memory hold together: the bits NAN, POSINF and NEGINF, 0 where
     every element is finite. It costs one reading of them.
     """
-    found, others = cpu.nonfinite(tensors)
+    found, others = nonfinite_at_hand(tensors)
     if others:
         with torch.no_grad():
             for x in others:
                 found |= reference.nonfinite(plain(x))
     return found
+
+
+def nonfinite_at_hand(tensors: Sequence[Tensor]) -> tuple[int, list[Tensor]]:
+    """The same of those that the native kernel takes as they are, and the others, which nobody has looked at."""
+    return cpu.nonfinite(tensors)
+
+
+def summarize_at_hand(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> bool:
+    """`summarize_many` where the native kernel takes all tensors as they are; whether it does. If not, rows of ``out`` may
+    be written, or not."""
+    return not cpu.summarize_many(tensors, spec, out)
 
 
 def fingerprints(x: Tensor) -> Tensor:
