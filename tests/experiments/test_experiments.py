@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.surface.test_versions import Net
 from tracehooks import experiments
 from tracehooks.core.errors import InvalidOptionError
+from tracehooks.experiments.rounding import lossy_ops
 
 
 def net(change: Callable[[Net], object] = lambda net: None) -> Net:
@@ -100,6 +101,12 @@ def test_precision_names_the_overflow() -> None:
     assert found.overflow is not None
     assert found.overflow.module == "middle"
     assert "middle" in found.keep_float32
+    assert [(op.op, op.module, op.phase, op.kind) for op in found.ops[:1]] == [
+        ("aten.addmm.default", "middle", "forward", "overflow")
+    ]
+    assert found.ops[0].code == "out: Tensor = self.last(torch.tanh(self.middle(self.first(x) * self.large)))"
+    assert "first op to lose: aten.addmm.default in middle (forward), float16, " in str(found)
+    assert found.to_json()["ops"][0]["line"] == found.ops[0].line
     assert "overflow: step 0: " in str(found)
     assert found.to_json()["overflow"]["module"] == "middle"
 
@@ -110,6 +117,10 @@ def test_precision_names_gradients_that_vanish_without_scaling() -> None:
     lost, scaled = found.underflow["first.weight"]
     assert lost > 32
     assert scaled < lost
+    backward = [(op.op, op.module, op.kind) for op in found.ops if op.phase == "backward"]
+    assert backward[0] == ("aten.mul.Tensor", "", "underflow")
+    assert ("aten.mm.default", "last", "underflow") in backward
+    assert not [op for op in found.scaled_ops if op.phase == "backward"]
     assert found.overflow is None
     with pytest.raises(InvalidOptionError, match="float16 or bfloat16"):
         experiments.precision(Overflowing(1.0, 1.0), loss_fn, torch.randn(16, 8), dtype="int8")
@@ -119,3 +130,73 @@ def test_precision_of_a_harmless_model() -> None:
     """Where nothing overflows and all agrees within rounding, nothing is to be kept in float32."""
     found = experiments.precision(Overflowing(1.0, 1.0), loss_fn, torch.randn(16, 8), dtype="bfloat16")
     assert (found.overflow, found.scaled_overflow, found.keep_float32) == (None, None, ())
+    assert (found.ops, found.scaled_ops) == ((), ())
+
+
+class Centred(nn.Module):
+    """Takes the mean from numbers that are nearly equal, as a hand-written normalisation does, inside a larger model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 100
+        return x - x.mean(-1, keepdim=True)
+
+
+class Mixed(nn.Module):
+    """Attention, norms, dropout and counters around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.start, self.centre = nn.Linear(8, 8), Centred()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.batch, self.drop, self.end = (
+            nn.LayerNorm(8),
+            nn.BatchNorm1d(5),
+            nn.Dropout(0.5),
+            nn.Linear(8, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.centre(self.start(x))
+        x = x + self.attention(x, x, x)[0]
+        return self.end(self.drop(self.batch(self.norm(x))))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_precision_names_what_cancels(dtype: str) -> None:
+    """A difference of rounded numbers is the op that loses; what inherits the error is not named."""
+    model = Mixed()
+    x = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(1))
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    state = torch.get_rng_state()
+    found = experiments.precision(model, lambda model, x: model(x).float().square().mean(), x, dtype)
+    assert [(op.op, op.module, op.kind) for op in found.ops if op.phase == "forward"] == [
+        ("aten.sub.Tensor", "centre", "cancellation")
+    ]
+    assert "centre" in found.keep_float32
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_watched_ops_give_what_they_give_unwatched() -> None:
+    """Beside their exact values, losses, gradients, buffers and counters are bit for bit the same."""
+    x = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(1))
+
+    def trained(watched: bool) -> list[Tensor]:
+        model = Mixed()
+
+        def run() -> None:
+            torch.manual_seed(3)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x).float().square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+
+        if watched:
+            lossy_ops(model, run, 0.1)
+        else:
+            run()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        return [*gradients, *model.state_dict().values()]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))

@@ -16,7 +16,8 @@ from tracehooks.analysis.first import first_in_rows
 from tracehooks.analysis.tolerance import EPSILON
 from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.records import FirstNonFinite
-from tracehooks.experiments.recording import record_step
+from tracehooks.experiments.recording import record_step, seed_all, untouched
+from tracehooks.experiments.rounding import LossyOp, lossy_ops
 from tracehooks.storage import Run, open_run
 
 SCALE = 2.0**16
@@ -41,14 +42,21 @@ class PrecisionDiff(Diff):
     """Parameters whose gradient has more zeros in lower precision than in full, without and with scaling: (unscaled,
     scaled) counts of elements lost."""
     keep_float32: tuple[str, ...] = ()
-    """Modules whose output overflows, or is more than 10 roundings away."""
+    """Modules whose output overflows, or is more than 10 roundings away by what they themselves do."""
     scaled_overflow: FirstNonFinite | None = None
     """The first non-finite value with the loss scaled; None when all is finite."""
+    ops: tuple[LossyOp, ...] = ()
+    """Ops that overflow or lose more than 10 roundings of the lower precision, in the order in which they ran."""
+    scaled_ops: tuple[LossyOp, ...] = ()
+    """The same with the loss scaled."""
 
     def __str__(self) -> str:
         lines = [f"float32 against autocast to {self.dtype}"]
         for title, seen in (("overflow", self.overflow), ("overflow with the loss scaled", self.scaled_overflow)):
             lines.append(f"{title}: {seen.message.splitlines()[0] if seen else 'none'}")
+        for title, ops in (("first op to lose", self.ops), ("first op to lose with the loss scaled", self.scaled_ops)):
+            more = f"; {len(ops) - 1} more" if len(ops) > 1 else ""
+            lines.append(f"{title}: {ops[0]}{more}" if ops else f"{title}: none")
         lost = {name: counts for name, counts in self.underflow.items() if counts[0]}
         lines.append(f"gradients that lose elements to zero: {len(lost)}")
         lines += [f"  {name}: {plain} unscaled, {scaled} scaled" for name, (plain, scaled) in list(lost.items())[:10]]
@@ -62,6 +70,8 @@ class PrecisionDiff(Diff):
             "dtype": self.dtype,
             "overflow": self.overflow and self.overflow.to_details(),
             "scaled_overflow": self.scaled_overflow and self.scaled_overflow.to_details(),
+            "ops": [op.to_json() for op in self.ops],
+            "scaled_ops": [op.to_json() for op in self.scaled_ops],
             "underflow": {name: list(counts) for name, counts in self.underflow.items()},
             "keep_float32": list(self.keep_float32),
         }
@@ -71,6 +81,8 @@ def precision(
     model: nn.Module, loss_fn: LossFn, batch: Any, dtype: str = "float16", *, seed: int = 0, scale: float = SCALE
 ) -> PrecisionDiff:
     """Run one batch in float32, under autocast, and under autocast with the loss scaled; compare the three.
+
+    The latter two run once more with every value beside its exact one, in float64.
 
     Args:
         loss_fn: (model, batch) → the loss.
@@ -92,6 +104,16 @@ def precision(
 
         return run
 
+    def lossy(factor: float) -> tuple[LossyOp, ...]:
+        def run() -> None:
+            seed_all(seed)
+            loss = lowered(factor)(model, batch)
+            if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+                loss.backward()  # type: ignore[no-untyped-call]
+
+        with untouched(model), torch.enable_grad():
+            return lossy_ops(model, run, BEYOND * EPSILON[dtype])
+
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             open_run(record_step(model, run, batch, Path(folder) / name, seed=seed))
@@ -100,6 +122,7 @@ def precision(
         full, lower, scaled = runs
         found = diff(full, lower, tolerance=BEYOND * EPSILON[dtype])
         zeros = [_gradient_zeros(run) for run in runs]
+        ops = lossy(1.0)
         parts = {name: getattr(found, name) for name in Diff.__dataclass_fields__}
         return PrecisionDiff(
             **{**parts, "a": "float32", "b": dtype},
@@ -111,7 +134,9 @@ def precision(
                 for name, count in zeros[0].items()
                 if name in zeros[1]
             },
-            keep_float32=_too_far(found),
+            keep_float32=_too_far(found, ops),
+            ops=ops,
+            scaled_ops=lossy(scale),
         )
 
 
@@ -129,7 +154,9 @@ def _gradient_zeros(run: Run) -> dict[str, int]:
     return {name: row["zeros"] for name, row in named if row["phase"] in ("gradient", "gradient_local")}
 
 
-def _too_far(found: Diff) -> tuple[str, ...]:
-    """Modules that made a difference of their own beyond the tolerance: another dtype alone is none."""
-    made = (item.module for item in found.culprits if item.phase == "forward" and item.kind == "differs")
+def _too_far(found: Diff, ops: tuple[LossyOp, ...]) -> tuple[str, ...]:
+    """Modules that made a difference of their own beyond the tolerance (another dtype alone is none), and those whose ops
+    lose in the forward pass."""
+    made = [item.module for item in found.culprits if item.phase == "forward" and item.kind == "differs"]
+    made += [op.module for op in ops if op.phase == "forward"]
     return tuple(dict.fromkeys(path for path in made if path))
