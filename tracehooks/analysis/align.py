@@ -25,7 +25,7 @@ def align(a: Window, b: Window, *, by_rank: bool) -> Alignment:
     names = KEY if by_rank else tuple(name for name in KEY if name != "rank")
     if len(a) == len(b) and all(np.array_equal(a.columns[name], b.columns[name]) for name in names):
         return Alignment(np.arange(len(a)), np.arange(len(b)))
-    keys = _numbered(_dense([np.concatenate((a.columns[name], b.columns[name])) for name in names]), len(a))
+    keys = _numbered(dense([np.concatenate((a.columns[name], b.columns[name])) for name in names]), len(a))
     keys_a, keys_b = keys[: len(a)], keys[len(a) :]
     found = np.full(int(keys.max(initial=-1)) + 1, -1, np.int64)
     found[keys_b] = np.arange(len(b))
@@ -35,7 +35,7 @@ def align(a: Window, b: Window, *, by_rank: bool) -> Alignment:
     return _in_order(a, b, b_of_a, found[keys_b])
 
 
-def _dense(columns: list[Ints]) -> Ints:
+def dense(columns: list[Ints]) -> Ints:
     """One number for each distinct combination of the columns' values, from 0 up."""
     combined = np.zeros(len(columns[0]), np.int64)
     span = 1
@@ -62,7 +62,7 @@ def _numbered(keys: Ints, first_of_b: int) -> Ints:
     starts = np.flatnonzero(opens)
     copies = np.empty(len(keys), np.int64)
     copies[order] = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
-    return keys if not copies.any() else _dense([keys, copies])
+    return keys if not copies.any() else dense([keys, copies])
 
 
 def _in_order(a: Window, b: Window, b_of_a: Ints, a_of_b: Ints) -> Alignment:

@@ -87,7 +87,8 @@ def _allowed(a: Window, b: Window, rows_a: Ints, rows_b: Ints, tolerance: Tolera
         allowed[initial & (step == 0) & (a.columns["dtype"][rows_a] == b.columns["dtype"][rows_b])] = 0.0
         root_input = a.columns["phase"][rows_a] == vocabulary.code("input")
         root_input &= a.columns["module"][rows_a] == vocabulary.code("")
-        allowed[root_input] = 0.0  # data, not yet computed with: a permuted batch has equal statistics
+        if not tolerance.merged:
+            allowed[root_input] = 0.0  # data, not yet computed with: a permuted batch has equal statistics
     return allowed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,8 @@ from tracehooks.analysis.steps import Chosen, Rename, Steps, chosen_steps, renam
 from tracehooks.analysis.tables import LocalTables, Tables, stretches
 from tracehooks.analysis.tolerance import tolerance_for
 from tracehooks.analysis.window import Floats, Vocabulary, Window
+from tracehooks.analysis.worlds import Worlds
 from tracehooks.core.records import Problem, RunSource
-
-OTHER_WORLD = (
-    "{} ranks against {}: inputs, outputs, their gradients and the loss belong to each rank's share of the batch and were "
-    "not compared; parameters, buffers, gradients, updates and settings of the lowest rank were"
-)
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,8 @@ class Diff:
     """Modules of a under other names in b, matched by type, shapes and order."""
     noise: Noise | None = None
     """What repeats of a's version do not share; None without ``noise=``."""
+    worlds: str = ""
+    """How runs with other numbers of ranks were compared; empty where they have as many."""
     refused: str = ""
     """What was not compared, and why."""
     problems: tuple[Problem, ...] = ()
@@ -113,6 +111,7 @@ class Diff:
             "beside": [item.to_json() for item in self.beside],
             "guessed": dict(self.guessed),
             "noise": self.noise and self.noise.to_json(),
+            "worlds": self.worlds,
             "refused": self.refused,
             "problems": [str(item) for item in self.problems],
         }
@@ -176,10 +175,11 @@ class _Comparing:
         sides = (Side(run, of_run, self._vocabulary) for run, of_run in zip(runs, tables, strict=True))
         self._a, self._b, *self._repeats = sides
         self._guessed = self._name_alike(rename)
-        self._settings = tolerance_for(tolerance, runs[0].info, runs[1].info)
-        self._by_rank = len(self._a.ranks) > 1 or len(self._b.ranks) > 1
-        worlds = runs[0].info.get("world_size"), runs[1].info.get("world_size")
-        self._refused = "" if None in worlds or worlds[0] == worlds[1] else OTHER_WORLD.format(*worlds)
+        sizes = tuple(int(run.info.get("world_size") or 0) for run in runs[:2])
+        other = 0 not in sizes and sizes[0] != sizes[1]
+        self._worlds = Worlds((sizes[0], sizes[1]), (self._a.ranks, self._b.ranks), self._vocabulary) if other else None
+        self._settings = replace(tolerance_for(tolerance, runs[0].info, runs[1].info), merged=other)
+        self._by_rank = not other and (len(self._a.ranks) > 1 or len(self._b.ranks) > 1)
         self._noisy: dict[tuple[int, ...], float] = {}
         self._first_noise: Divergence | None = None
 
@@ -234,10 +234,11 @@ class _Comparing:
             only_a=missing(rows, "only_a", steps_b, b.modules),
             only_b=missing(rows, "only_b", steps_a, a.modules),
             changes=changes(a.run.info, b.run.info),
-            beside=() if self._refused else compare_beside(a, b, self._vocabulary, within, by_rank=self._by_rank),
+            beside=() if self._worlds else compare_beside(a, b, self._vocabulary, within, by_rank=self._by_rank),
             guessed=self._guessed,
             noise=self._noise(),
-            refused=self._refused,
+            worlds=str(self._worlds or ""),
+            refused=self._worlds.refused if self._worlds else "",
             problems=(*a.run.problems, *b.run.problems),
         )
 
@@ -252,7 +253,7 @@ class _Comparing:
 
     def _settled(self, chosen: Chosen | None) -> tuple[Chosen | None, dict[int, int]]:
         """The steps that are left to compare, and those in which an engine finds both runs alike, each with its rows."""
-        if chosen is None or not self._queried or self._repeats or self._refused:
+        if chosen is None or not self._queried or self._repeats or self._worlds:
             return chosen, {}
         a, b = self._a, self._b
         found = self._queried[0].alike(self._queried[1], chosen, a.named, by_rank=self._by_rank)
@@ -269,12 +270,16 @@ class _Comparing:
 
     def _window(self, chosen: Chosen) -> tuple[Compared, list[Compared]]:
         """A stretch of steps of both runs compared; and of a and its repeats."""
-        a = self._a.window(chosen, replicated=bool(self._refused))
-        b = self._b.window(chosen, replicated=bool(self._refused))
+        a, b = self._a.window(chosen), self._b.window(chosen)
+        if self._worlds:
+            a, b = self._worlds.met(a, b)
         tensors, scalars = np.zeros(len(a[0])), np.zeros(len(a[1].window))
         repeats = []
         for repeat in self._repeats:
-            again = self._compared(a, repeat.window(chosen), np.zeros(len(a[0])), np.zeros(len(scalars)))
+            other = repeat.window(chosen)
+            if self._worlds:
+                _, other = self._worlds.met(a, other)
+            again = self._compared(a, other, np.zeros(len(a[0])), np.zeros(len(scalars)))
             np.maximum(tensors, SAFETY * floor(len(tensors), again.pairs, again.tensors), out=tensors)
             np.maximum(scalars, SAFETY * floor(len(scalars), again.scalar_pairs, again.scalars), out=scalars)
             repeats.append(again)

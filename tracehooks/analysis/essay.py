@@ -47,6 +47,7 @@ def _verdict(found: Diff) -> Iterator[str]:
 
 
 def _beside(found: Diff) -> Iterator[str]:
+    yield from _listed("world sizes", [found.worlds] if found.worlds else [])
     yield from _listed("not compared", [found.refused] if found.refused else [])
     yield from _listed("noise", [found.noise] if found.noise else [])
     yield from _listed("taken for renamed or moved", in_words(found.guessed))

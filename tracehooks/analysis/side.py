@@ -18,9 +18,6 @@ from tracehooks.analysis.window import Bools, Ints, Vocabulary, Window, window_o
 from tracehooks.core.names import split_parameter
 from tracehooks.core.records import RunSource
 
-REPLICATED = ("parameter", "buffer", "gradient", "update", "optimizer")
-"""Phases that every rank of a data-parallel run has alike; what else there is belongs to a rank's share of the batch."""
-
 
 class Side:
     """A run as one side of a diff."""
@@ -47,17 +44,9 @@ class Side:
         first, last = np.append(self.extent.first, scalars), np.append(self.extent.last, scalars)
         return (int(first.min()), int(last.max())) if len(first) else None
 
-    def window(self, chosen: Chosen, *, replicated: bool = False) -> tuple[Window, Scalars]:
-        """The rows of some steps. ``replicated``: only what every rank has alike, of the lowest rank."""
-        tensors = window_of(self.tables.tensors(chosen), self._vocabulary, self.named)
-        scalars = self.scalars(chosen)
-        if not replicated or not self.ranks:
-            return tensors, scalars
-        phases = [self._vocabulary.code(name) for name in REPLICATED]
-        kept = np.isin(tensors.columns["phase"], phases) & (tensors.columns["rank"] == self.ranks[0])
-        return tensors.only(np.flatnonzero(kept)), scalars.only(
-            np.flatnonzero(scalars.setting & (scalars.window.columns["rank"] == self.ranks[0]))
-        )
+    def window(self, chosen: Chosen) -> tuple[Window, Scalars]:
+        """The rows of some steps."""
+        return window_of(self.tables.tensors(chosen), self._vocabulary, self.named), self.scalars(chosen)
 
     def scalars(self, chosen: Chosen) -> Scalars:
         """The scalars of some steps."""

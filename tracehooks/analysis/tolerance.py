@@ -46,6 +46,8 @@ class Tolerance:
     """Whether either run lets CUDA multiply float32 in TF32."""
     same_environment: bool = False
     """Whether parameters of the first step and the root's inputs must be bit-equal: nothing was computed with them yet."""
+    merged: bool = False
+    """Whether inputs were put together from what several ranks recorded, and need not be."""
 
     def epsilon(self, dtype: str, device: str) -> float:
         """The rounding unit of a row's numbers; 0 for dtypes that compare exactly."""
