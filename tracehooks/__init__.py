@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tracehooks.core.records import Finding as Finding
     from tracehooks.core.records import FirstNonFinite as FirstNonFinite
     from tracehooks.experiments import golden as golden
+    from tracehooks.experiments.neutral import neutrality as neutrality
     from tracehooks.surface.attach import attach as attach
     from tracehooks.surface.offline import diagnose as diagnose
     from tracehooks.surface.offline import diff as diff
@@ -47,6 +48,7 @@ _ROOMS = {
     "experiments": "experiments",
     "golden": "experiments.golden",
     "mask": "capture.probes",
+    "neutrality": "experiments.neutral",
     "open": "surface.offline",
     "probe": "capture.probes",
     "repair": "storage.repair",

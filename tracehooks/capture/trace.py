@@ -15,7 +15,7 @@ from tracehooks.capture import torch_internals
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.session import Session
 from tracehooks.core.errors import ClosedTraceError, InvalidOptionError
-from tracehooks.core.records import FirstNonFinite
+from tracehooks.core.records import Answer, FirstNonFinite
 
 
 class Trace:
@@ -89,6 +89,15 @@ class Trace:
         """Record a note of yours at the current step."""
         self._check("note()")
         self._session.recorder.event("note", "info", text)
+
+    def verdict(self, found: Answer) -> None:
+        """Keep what an experiment found as an event of the current step."""
+        self._check("verdict()")
+        said = found.to_json()
+        title = str(found).partition("\n")[0]
+        kept = {"title": title, "passed": said.get("passed"), "checks": said.get("checks", ())}
+        severity = "warning" if kept["passed"] is False else "info"
+        self._session.recorder.event("verdict", severity, title, {**kept, "evidence": said.get("evidence", said)})
 
     def pause(self) -> None:
         """Record no tensors until `resume`; steps are still counted."""

@@ -195,6 +195,13 @@ class Finding:
     next_check: str = ""
 
 
+class Answer(Protocol):
+    """What an experiment found: a `Verdict` or a diff."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One question of an experiment, answered."""

@@ -269,6 +269,10 @@ EVENT_KINDS: dict[str, EventKind] = {
     ),
     "checkpoint": EventKind("a state dict was kept", ("name", "tensors", "hash", "hashes", "shares_memory_with_model")),
     "note": EventKind("a note of the user's"),
+    "verdict": EventKind(
+        "what an experiment found: questions with their answers, and the numbers",
+        ("title", "passed", "checks", "evidence"),
+    ),
     "paused": EventKind("recording was paused"),
     "resumed": EventKind("recording went on after a pause, or a run was resumed"),
     "exception": EventKind("the with-block of the trace ended with an exception", ("type",)),

@@ -6,10 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracehooks.experiments.influences import influence as influence
+    from tracehooks.experiments.overfits import overfit as overfit
     from tracehooks.experiments.precisions import precision as precision
+    from tracehooks.experiments.rates import learning_rate_range as learning_rate_range
     from tracehooks.experiments.shadows import shadow as shadow
 
-_ROOMS = {"precision": "precisions", "shadow": "shadows"}
+_ROOMS = {
+    "influence": "influences",
+    "learning_rate_range": "rates",
+    "overfit": "overfits",
+    "precision": "precisions",
+    "shadow": "shadows",
+}
 
 __all__ = sorted(_ROOMS)
 

@@ -16,6 +16,7 @@ from tracehooks.analysis.first import first_in_rows
 from tracehooks.analysis.tolerance import EPSILON
 from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.records import FirstNonFinite
+from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import record_step, seed_all, untouched
 from tracehooks.experiments.rounding import LossyOp, lossy_ops
 from tracehooks.storage import Run, open_run
@@ -78,7 +79,14 @@ class PrecisionDiff(Diff):
 
 
 def precision(
-    model: nn.Module, loss_fn: LossFn, batch: Any, dtype: str = "float16", *, seed: int = 0, scale: float = SCALE
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    dtype: str = "float16",
+    *,
+    seed: int = 0,
+    scale: float = SCALE,
+    quiet: bool = False,
 ) -> PrecisionDiff:
     """Run one batch in float32, under autocast, and under autocast with the loss scaled; compare the three.
 
@@ -88,6 +96,7 @@ def precision(
         loss_fn: (model, batch) → the loss.
         dtype: float16 or bfloat16.
         scale: what the loss is multiplied by in the third run, as a GradScaler does.
+        quiet: draw no bar.
 
     Raises:
         InvalidOptionError: another dtype.
@@ -114,15 +123,18 @@ def precision(
         with untouched(model), torch.enable_grad():
             return lossy_ops(model, run, BEYOND * EPSILON[dtype])
 
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [
-            open_run(record_step(model, run, batch, Path(folder) / name, seed=seed))
-            for name, run in (("full", loss_fn), ("lower", lowered(1.0)), ("scaled", lowered(scale)))
-        ]
+    with tempfile.TemporaryDirectory() as folder, progress("precision", 5, quiet) as done:
+        runs = []
+        for name, run in (("full", loss_fn), ("lower", lowered(1.0)), ("scaled", lowered(scale))):
+            runs.append(open_run(record_step(model, run, batch, Path(folder) / name, seed=seed)))
+            done(name)
         full, lower, scaled = runs
         found = diff(full, lower, tolerance=BEYOND * EPSILON[dtype])
         zeros = [_gradient_zeros(run) for run in runs]
         ops = lossy(1.0)
+        done("ops")
+        scaled_ops = lossy(scale)
+        done("ops, scaled")
         parts = {name: getattr(found, name) for name in Diff.__dataclass_fields__}
         return PrecisionDiff(
             **{**parts, "a": "float32", "b": dtype},
@@ -136,7 +148,7 @@ def precision(
             },
             keep_float32=_too_far(found, ops),
             ops=ops,
-            scaled_ops=lossy(scale),
+            scaled_ops=scaled_ops,
         )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tracehooks.capture import identity
 from tracehooks.capture.select import unwrap
 from tracehooks.capture.session import Session
+from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
 from tracehooks.core.config import resolve
 from tracehooks.locate.locator import StepLocator
@@ -77,8 +78,12 @@ def recording(
 
 @contextlib.contextmanager
 def untouched(*models: nn.Module) -> Iterator[None]:
-    """Put back buffers, gradients, modes and generators when the block is left, also by an exception."""
+    """Put back buffers, gradients, modes and generators when the block is left, also by an exception. Traces of these
+    models that are under way see nothing of it."""
     randomness = Randomness()
+    watching = [s for s in SWITCHBOARD.live() if not s.silent and any(s.wiring.root is unwrap(m) for m in models)]
+    for session in watching:
+        session.silent = True
     buffers = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for model in models for parameter in model.parameters()]
     modes = [(module, module.training) for model in models for module in model.modules()]
@@ -95,6 +100,8 @@ def untouched(*models: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
         randomness.restore()
+        for session in watching:
+            session.silent = False
 
 
 def seed_all(seed: int) -> None:

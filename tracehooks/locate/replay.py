@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -40,6 +41,11 @@ class Randomness:
         started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._cuda = torch.cuda.get_rng_state_all() if started else None
         self._numpy, self._python = np.random.get_state(legacy=False), random.getstate()
+
+    def content(self) -> list[str]:
+        """What the states hold: equal for equal states."""
+        devices = [self._cpu, *(self._cuda or ())]
+        return [*(str(state.tolist()) for state in devices), pickle.dumps(self._numpy).hex(), repr(self._python)]
 
     def restore(self) -> None:
         """Set every generator back."""
