@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tracehooks.analysis.rules.facts import CONSTANT_STEPS, Facts, Seen
+from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Found, listed, rule
 
-DEAD_STEPS = 3
 TOKENS_EACH = 8
 ROUNDING = 1e-4
 
@@ -24,7 +23,7 @@ MODAL = ("Dropout", "DropPath", "StochasticDepth", "BatchNorm")
 @rule(
     sees="an activation that is zero for every input, so that nothing before it learns; functional ones by the "
     "module before",
-    threshold=f"all elements zero in every one of {DEAD_STEPS} or more steps up to the last (for a functional "
+    threshold=f"all elements zero in every one of {LASTING} or more steps up to the last (for a functional "
     "rectifier: nothing positive before it, and all gradients zero); a sparse layer in which every unit fires for "
     "some sample is fine",
     source="Maas, Hannun and Ng, 2013: a unit that is negative for all inputs has no gradient",
@@ -39,14 +38,14 @@ def dead_activations(facts: Facts) -> Iterator[Found]:
     for site in facts.of_phase("forward"):
         if site.type in RECTIFYING:
             since = site.last_nonzero
-        elif site.last_positive is not None and not site.nonfinite and _feeds_a_rectifier(site):
+        elif site.last_positive is not None and _feeds_a_rectifier(site):
             gradient = backward.get((site.module, site.slot, site.call))
-            if gradient is None or facts.steps_between(gradient.last_nonzero, gradient.last_step) < DEAD_STEPS:
+            if gradient is None or not facts.persists(gradient, gradient.last_nonzero):
                 continue
             since = max(site.last_positive, gradient.last_nonzero if gradient.last_nonzero is not None else -1)
         else:
             continue
-        if facts.steps_between(since, site.last_step) >= DEAD_STEPS:
+        if facts.persists(site, since):
             dead.setdefault(site.module, site.first_step if since is None else since + 1)
         elif site.type in RECTIFYING:
             dead.pop(site.module, None)
@@ -60,7 +59,7 @@ def dead_activations(facts: Facts) -> Iterator[Found]:
 @rule(
     sees="a normalisation or activation whose output does not depend on its input: it normalises one element, or is "
     "saturated",
-    threshold=f"all elements equal in every one of {CONSTANT_STEPS} or more steps up to the last, or an op of it at "
+    threshold=f"all elements equal in every one of {LASTING} or more steps up to the last, or an op of it at "
     "which gradients end",
     source="(x − mean(x)) of one element is zero; softmax of one element is one",
     next_check="check the dimension it runs over and its size",
@@ -173,7 +172,7 @@ def _scale_without_gradient(facts: Facts) -> Iterator[str]:
     """Normalisations whose bias gets a gradient and whose scale gets nothing but rounding: what they scale is zero."""
     for name, bias in facts.gradients.items():
         scale = facts.gradients.get(f"{bias.module}.weight".lstrip("."))
-        if bias.slot != "bias" or "Norm" not in bias.type or not bias.rms or scale is None or scale.rows < DEAD_STEPS:
+        if bias.slot != "bias" or "Norm" not in bias.type or not bias.rms or scale is None or scale.rows < LASTING:
             continue
         if (scale.rms or 0.0) < ROUNDING * bias.rms:
             yield name.rpartition(".")[0]

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,8 @@ from tracehooks.core.records import RunSource
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-CONSTANT_STEPS = 3
-"""Steps up to the last in which a tensor must be constant to be called so."""
+LASTING = 3
+"""Recorded steps up to the last in which something must hold to be more than chance."""
 
 _SITES = """
 SELECT phase::VARCHAR AS phase, module::VARCHAR AS module, slot::VARCHAR AS slot, call,
@@ -93,6 +93,11 @@ class Seen:
         """Whether its content was not the same in all rows, as far as hashes were recorded."""
         return self.least_hash != self.greatest_hash
 
+    @property
+    def norm(self) -> float:
+        """L2 norm of a row, as far as the geometric mean tells."""
+        return (self.rms or 0.0) * float(np.sqrt(self.count))
+
 
 class Event(NamedTuple):
     """A row of the events table."""
@@ -108,6 +113,10 @@ class Series(NamedTuple):
 
     steps: Ints
     values: Floats
+
+    def at(self, wanted: Ints) -> Floats:
+        """The last value of each of these steps, all of which it has."""
+        return self.values[np.searchsorted(self.steps, wanted, side="right") - 1]
 
 
 class Batches(NamedTuple):
@@ -224,9 +233,18 @@ class Facts:
         groups = (group for optimizer in self.optimizers for group in optimizer.get("groups", []))
         return {name for group in groups for name in group.get("parameters", [])}
 
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """When each module first returned, in the order of execution."""
+        return {site.module: site.order for site in reversed(self.of_phase("forward"))}
+
+    def persists(self, site: Seen, last_otherwise: int | None) -> bool:
+        """Whether something held of a tensor in every one of the last steps: `LASTING` or more since it was otherwise."""
+        return not site.nonfinite and self.steps_between(last_otherwise, site.last_step) >= LASTING
+
     def is_constant(self, site: Seen) -> bool:
         """Whether all elements of a tensor were equal in every one of the last steps."""
-        return not site.nonfinite and self.steps_between(site.last_varied, site.last_step) >= CONSTANT_STEPS
+        return self.persists(site, site.last_varied)
 
     @property
     def run_start(self) -> int:
@@ -264,6 +282,12 @@ class Facts:
     def scalar(self, name: str) -> Series:
         """A scalar over time; empty when it was not recorded."""
         return self._scalars.get(name, Series(np.zeros(0, np.int64), np.zeros(0)))
+
+    def together(self, *names: str) -> tuple[Ints, list[Floats]]:
+        """The steps that have all of these scalars, and each one's last value in them."""
+        found = [self.scalar(name) for name in names]
+        steps = reduce(np.intersect1d, [series.steps for series in found])
+        return steps, [series.at(steps) for series in found]
 
     def scalars(self, prefix: str) -> dict[str, Series]:
         """The scalars whose names begin so."""

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracehooks.analysis.rules.facts import Event, Facts, Seen
+from tracehooks.analysis.rules.facts import LASTING, Event, Facts, Seen
 from tracehooks.analysis.rules.rule import Found, listed, rule
 from tracehooks.analysis.rules.series import ends, trend
 
 DETACHED = ("detach", "no_grad_region", "reentrant_checkpoint_without_grad_input")
 UNUSED = ("branch_not_in_loss", "module_not_called")
-ZERO_STEPS = 3
 LAYERS = 4
 FADED = 1e-4
 GROWN = 1e3
@@ -147,7 +146,7 @@ def unregistered_params(facts: Facts) -> Iterator[Found]:
 
 @rule(
     sees="parameters whose gradient arrives but is exactly zero, and the op at which it ends",
-    threshold=f"all of it zero in every one of {ZERO_STEPS} or more steps up to the last; zero at the start alone is "
+    threshold=f"all of it zero in every one of {LASTING} or more steps up to the last; zero at the start alone is "
     "usual (LoRA, zero-initialised residual branches)",
     source="derivatives of torch's ops; the op is found by asking every node of one backward pass what it receives "
     "and sends",
@@ -164,7 +163,11 @@ def unregistered_params(facts: Facts) -> Iterator[Found]:
     ),
 )
 def zero_gradient(facts: Facts) -> Iterator[Found]:
-    lost = [name for name, site in facts.gradients.items() if name in facts.trainable and _stays_zero(facts, site)]
+    lost = [
+        name
+        for name, site in facts.gradients.items()
+        if name in facts.trainable and site.rows >= LASTING and facts.persists(site, site.last_nonzero)
+    ]
     if _nothing_supervised(facts):
         return  # empty_mask says it
     explained: set[str] = set()
@@ -214,7 +217,7 @@ def vanishing_gradients(facts: Facts) -> Iterator[Found]:
     chain = _chain(facts)
     if len(chain) < LAYERS:
         return
-    norms = np.array([_norm(site) for site in chain])
+    norms = np.array([site.norm for site in chain])
     ratio = norms[0] / norms[-1]
     if ratio < FADED and trend(norms) >= 0.8 and _outputs_fade(facts):
         activations = {site.type for site in facts.of_phase("forward")} & {"Sigmoid", "Tanh", "Softsign", "LogSigmoid"}
@@ -224,7 +227,7 @@ def vanishing_gradients(facts: Facts) -> Iterator[Found]:
             chain[0].first_step,
             chain[0].name,
             {
-                "params": [site.name for site in chain if _norm(site) < FADED * norms[-1]],
+                "params": [site.name for site in chain if site.norm < FADED * norms[-1]],
                 "ratio_first_to_last": float(ratio),
                 "count": len(chain),
                 "cause": "deep_sigmoid_stack" if activations else "product_of_small_derivatives",
@@ -303,18 +306,9 @@ def _unregistered_cause(event: Event) -> str:
     return "python_list_of_modules" if any(name.count(".") for name in names) else "tensor_is_no_parameter"
 
 
-def _stays_zero(facts: Facts, site: Seen) -> bool:
-    return (
-        facts.steps_between(site.last_nonzero, site.last_step) >= ZERO_STEPS
-        and site.rows >= ZERO_STEPS
-        and not site.nonfinite
-    )
-
-
 def _before_constant_norms(facts: Facts) -> dict[str, list[str]]:
     """Parameters in front of a normalisation that gives one number for everything, whose gradient is rounding noise."""
-    norms = {site.name: _norm(site) for site in facts.gradients.values()}
-    order = {site.module: site.order for site in reversed(facts.of_phase("forward"))}
+    largest = max((site.norm for site in facts.gradients.values()), default=0.0)
     found = {}
     for site in facts.of_phase("forward"):
         if "Norm" in site.type and site.count >= 2 and facts.is_constant(site):
@@ -322,8 +316,8 @@ def _before_constant_norms(facts: Facts) -> dict[str, list[str]]:
                 name
                 for name, gradient in facts.gradients.items()
                 if name in facts.trainable
-                and order.get(gradient.module, site.order) < site.order
-                and norms[name] < FADED * max(norms.values())
+                and facts.order.get(gradient.module, site.order) < site.order
+                and gradient.norm < FADED * largest
             ]
             if before:
                 found[site.module] = before
@@ -360,15 +354,12 @@ def _cause(facts: Facts, event: Event, names: list[str]) -> str | None:
 
 def _chain(facts: Facts) -> list[Seen]:
     """Gradients of weights in order of execution of their modules, those that stay zero left out."""
-    order: dict[str, int] = {}
-    for site in facts.of_phase("forward"):
-        order.setdefault(site.module, site.order)
     weights = [
         site
         for site in facts.gradients.values()
-        if site.module in order and len(site.shape) >= 2 and site.rms and "Embedding" not in site.type
+        if site.module in facts.order and len(site.shape) >= 2 and site.rms and "Embedding" not in site.type
     ]
-    return sorted(weights, key=lambda site: order[site.module])
+    return sorted(weights, key=lambda site: facts.order[site.module])
 
 
 def _outputs_fade(facts: Facts) -> bool:
@@ -377,13 +368,9 @@ def _outputs_fade(facts: Facts) -> bool:
     residual path has not."""
     order = {(site.module, site.slot, site.call): site.order for site in facts.of_phase("forward")}
     known = [site for site in facts.of_phase("backward") if (site.module, site.slot, site.call) in order and site.rms]
-    norms = [_norm(site) for site in sorted(known, key=lambda site: order[site.module, site.slot, site.call])]
+    norms = [site.norm for site in sorted(known, key=lambda site: order[site.module, site.slot, site.call])]
     third = len(norms) // 3
     return third > 0 and max(norms[:third]) < FADED * max(norms[-third:])
-
-
-def _norm(site: Seen) -> float:
-    return (site.rms or 0.0) * float(np.sqrt(site.count))
 
 
 def _recurrent(facts: Facts) -> list[str]:
@@ -394,7 +381,7 @@ def _recurrent(facts: Facts) -> list[str]:
 
 def _weight_norm(facts: Facts) -> float:
     """L2 norm over all trainable parameters."""
-    return float(np.sqrt(sum(_norm(facts.parameters[n]) ** 2 for n in facts.trainable if n in facts.parameters)))
+    return float(np.sqrt(sum(facts.parameters[n].norm ** 2 for n in facts.trainable if n in facts.parameters)))
 
 
 def _growing_calls(facts: Facts) -> tuple[str, float, int] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracehooks.analysis.rules.facts import Facts, Seen
+from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Found, listed, rule
 
 SKIPPED_RUNNING = 5
@@ -67,19 +67,17 @@ def amp_skipped_steps(facts: Facts) -> Iterator[Found]:
     causes=("missing_unscale",),
 )
 def clip_on_scaled_grads(facts: Facts) -> Iterator[Found]:
-    scale, norm, unscaled = facts.scalar("scale"), facts.scalar("grad_norm"), facts.scalar("scale/unscaled")
-    still_scaled = unscaled.steps[unscaled.values == 0]
-    steps = np.intersect1d(np.intersect1d(scale.steps, norm.steps), still_scaled)
-    if len(steps) < 3:
+    steps, (scale, norm, unscaled) = facts.together("scale", "grad_norm", "scale/unscaled")
+    steps, scaled = steps[unscaled == 0], (norm * scale)[unscaled == 0]
+    if len(steps) < LASTING:
         return
-    scaled = _at(norm.steps, norm.values, steps) * _at(scale.steps, scale.values, steps)
     top = float(scaled.max())
     same = np.abs(scaled - top) <= 1e-3 * top
-    if top > 0 and same.sum() >= 3 and same.mean() >= 0.5:
+    if top > 0 and same.sum() >= LASTING and same.mean() >= 0.5:
         yield Found(
             "error",
             f"gradients were clipped to norm {top:.4g} before they were unscaled: what the optimizer got has norm "
-            f"{top / float(scale.values[-1]):.3g}",
+            f"{top / float(scale[-1]):.3g}",
             int(steps[same][0]),
             "",
             {"count": int(same.sum()), "max_norm": top, "cause": "missing_unscale"},
@@ -122,7 +120,7 @@ def update_rounded_away(facts: Facts) -> Iterator[Found]:
 
 
 def _rounded(update: Seen, gradient: Seen | None) -> bool:
-    if gradient is None or update.rows < 3 or not gradient.elements or not update.elements:
+    if gradient is None or update.rows < LASTING or not gradient.elements or not update.elements:
         return False
     moved_at_least = 1 - gradient.zeros / gradient.elements
     return moved_at_least > 0.5 and update.zeros >= ROUNDED_AWAY * update.elements
@@ -134,11 +132,6 @@ def _nonfinite_gradients(facts: Facts, step: int) -> list[str]:
         f"WHERE step = {int(step)} AND phase::VARCHAR = 'gradient' AND nan + posinf + neginf > 0"
     ).to_pylist()
     return sorted(f"{row['module']}.{row['slot']}".lstrip(".") for row in rows)
-
-
-def _at(steps: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The last value of a scalar in each of the wanted steps."""
-    return values[np.searchsorted(steps, wanted, side="right") - 1]
 
 
 RULES = (amp_skipped_steps, clip_on_scaled_grads, update_rounded_away)

@@ -27,13 +27,11 @@ GRAPH_GROWTH = 2.0
     causes=("loader_wait",),
 )
 def stall(facts: Facts) -> Iterator[Found]:
-    wait, whole, recording = facts.scalar("time/data"), facts.scalar("time/step"), facts.scalar("overhead")
-    steps = np.intersect1d(np.intersect1d(wait.steps, whole.steps), recording.steps)[1:]
+    steps, columns = facts.together("time/data", "time/step", "overhead")
+    steps, (waits, wholes, recording) = steps[1:], [column[1:] for column in columns]
     if len(steps) < 4:
         return
-    waits = wait.values[np.searchsorted(wait.steps, steps)]
-    wholes = whole.values[np.searchsorted(whole.steps, steps)]
-    wholes = wholes * (1 - recording.values[np.searchsorted(recording.steps, steps)])
+    wholes = wholes * (1 - recording)
     share, usual = float(np.median(waits / np.maximum(wholes, 1e-9))), float(np.median(waits))
     if share > BOUND_SHARE and usual > BOUND_SECONDS:
         whole_ms = float(np.median(wholes)) * 1000
