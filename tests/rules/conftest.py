@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import tracehooks
-from tracehooks.core.records import Finding
+from tracehooks.analysis.rules import judge
+from tracehooks.core.records import Finding, RunSource
 
 Diagnose = Callable[..., list[Finding]]
 
@@ -42,6 +44,16 @@ def diagnosed(tmp_path: Path) -> Diagnose:
             trace.close()
         events = tracehooks.open(path).events(["message"], where="kind = 'recorder_error'")
         assert events["message"].to_pylist() == []
+        _answers_are_whole(tracehooks.open(path))
         return tracehooks.diagnose(path)
 
     return run
+
+
+def _answers_are_whole(run: RunSource) -> None:
+    """What rules a rule out is a number, and evidence has the keys that the rule declares."""
+    for judgement in judge(run):
+        if judgement.status == "ruled out":
+            assert re.search(r"\d", judgement.because), judgement
+        for finding in judgement.findings:
+            assert set(finding.evidence) <= set(judgement.rule.evidence), finding

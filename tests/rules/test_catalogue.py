@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
-from pathlib import Path
 
 import pytest
 
+from tests.rules.page import PAGE, rewritten
 from tracehooks.analysis import rules
 from tracehooks.analysis.rules import RULES, Rule
-
-TEXT = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
 
 
 def test_every_rule_is_registered_once() -> None:
@@ -25,17 +22,13 @@ def test_every_rule_is_registered_once() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_rule_is_documented(rule: Rule) -> None:
-    """Its section says what it sees, its threshold and source, its evidence and causes, the next check, the symptoms."""
-    found = re.search(rf"^### `{rule.name}`\n(.*?)(?=^##|\Z)", TEXT, re.DOTALL | re.MULTILINE)
-    assert found, rule.name
-    section = " ".join(found[1].split())
-    for text in (rule.sees, rule.threshold, rule.source, rule.next_check):
-        assert text in section
-    for word in (*rule.evidence, *rule.causes, *rule.symptoms):
-        assert f"`{word}`" in section
+def test_every_rule_says_what_it_is(rule: Rule) -> None:
+    """What it sees, its threshold and source, what it needs, its evidence and the next check: none is empty."""
+    for text in (rule.sees, rule.threshold, rule.source, rule.needs, rule.next_check):
+        assert len(text) > 10
+    assert "cause" in rule.evidence
 
 
-def test_the_page_has_the_order_of_the_catalogue() -> None:
-    """Families and rules stand on the page in the order in which findings of equal weight are given."""
-    assert re.findall(r"^### `(\w+)`", TEXT, re.MULTILINE) == [rule.name for rule in RULES]
+def test_the_page_is_the_catalogue() -> None:
+    """docs/rules.md holds every rule as the registry has it, in the order in which findings of equal weight are given."""
+    assert PAGE.read_text() == rewritten()

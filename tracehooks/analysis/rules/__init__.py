@@ -6,6 +6,8 @@ it; docs/rules.md is tested against that.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracehooks.analysis.rules import (
     activations,
     data,
@@ -18,8 +20,8 @@ from tracehooks.analysis.rules import (
     updates,
 )
 from tracehooks.analysis.rules.facts import Facts
-from tracehooks.analysis.rules.rule import Rule
-from tracehooks.core.records import Finding, RunSource
+from tracehooks.analysis.rules.rule import Judgement, Rule
+from tracehooks.core.records import Finding, RunSource, Severity
 
 RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
@@ -34,7 +36,8 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule, causes before what they bring about: findings of equal weight keep this order."""
 
-_WEIGHT = {"error": 0, "warning": 1, "info": 2}
+WEIGHT: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
+"""Order of severities, the worst first."""
 
 
 def diagnose(run: RunSource, control: RunSource | None = None) -> list[Finding]:
@@ -43,13 +46,27 @@ def diagnose(run: RunSource, control: RunSource | None = None) -> list[Finding]:
     Args:
         control: a run that is known to be fine; what is found there as well, at the same site, is left out.
     """
-    found = _all(run)
-    if control is not None:
-        usual = {(finding.rule, finding.site) for finding in _all(control)}
-        found = [finding for finding in found if (finding.rule, finding.site) not in usual]
-    return sorted(found, key=lambda finding: _WEIGHT[finding.severity])
+    found = [finding for judgement in judge(run, control) for finding in judgement.findings]
+    return sorted(found, key=lambda finding: WEIGHT[finding.severity])
 
 
-def _all(run: RunSource) -> list[Finding]:
+def judge(run: RunSource, control: RunSource | None = None) -> list[Judgement]:
+    """What every rule answers, in the order of the catalogue; ``control`` as in `diagnose`."""
+    judgements = _judged(run)
+    if control is None:
+        return judgements
+    usual = {(finding.rule, finding.site) for judgement in _judged(control) for finding in judgement.findings}
+    return [_without(judgement, usual) for judgement in judgements]
+
+
+def _judged(run: RunSource) -> list[Judgement]:
     facts = Facts(run)
-    return [finding for rule in RULES for finding in rule.findings(facts)]
+    return [rule.judge(facts) for rule in RULES]
+
+
+def _without(judgement: Judgement, usual: set[tuple[str, str]]) -> Judgement:
+    kept = tuple(finding for finding in judgement.findings if (finding.rule, finding.site) not in usual)
+    if len(kept) == len(judgement.findings):
+        return judgement
+    because = "" if kept else f"all {len(judgement.findings)} findings are those of the control"
+    return replace(judgement, findings=kept, because=because)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
-from tracehooks.analysis.rules.rule import Found, listed, rule
+from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 
 TOKENS_EACH = 8
 ROUNDING = 1e-4
@@ -27,12 +28,12 @@ MODAL = ("Dropout", "DropPath", "StochasticDepth", "BatchNorm")
     "rectifier: nothing positive before it, and all gradients zero); a sparse layer in which every unit fires for "
     "some sample is fine",
     source="Maas, Hannun and Ng, 2013: a unit that is negative for all inputs has no gradient",
+    needs=needs.OUTPUTS,
     next_check="find the step before: a large learning rate, or a bias that went far below zero",
-    symptoms=("flat-loss", "silence"),
     evidence=("modules", "fraction", "cause"),
     causes=("dying_relu",),
 )
-def dead_activations(facts: Facts) -> Iterator[Found]:
+def dead_activations(facts: Facts) -> Answers:
     backward = {(site.module, site.slot, site.call): site for site in facts.of_phase("backward")}
     dead: dict[str, int] = {}
     for site in facts.of_phase("forward"):
@@ -54,6 +55,9 @@ def dead_activations(facts: Facts) -> Iterator[Found]:
         text = f"{module or '(root)'} is zero for every input since step {since}: nothing before it learns"
         evidence = {"modules": [module], "fraction": 1.0, "cause": "dying_relu"}
         yield Found("error", text, since, module, evidence)
+    if any(site.rows >= LASTING for site in facts.of_phase("forward")):
+        known = sum(kind in RECTIFYING for kind in facts.modules.values())
+        yield Clear(f"0 of {known} rectifying modules, and of functional ones, give nothing but zeros")
 
 
 @rule(
@@ -62,12 +66,12 @@ def dead_activations(facts: Facts) -> Iterator[Found]:
     threshold=f"all elements equal in every one of {LASTING} or more steps up to the last, or an op of it at "
     "which gradients end",
     source="(x − mean(x)) of one element is zero; softmax of one element is one",
+    needs=needs.OUTPUTS,
     next_check="check the dimension it runs over and its size",
-    symptoms=("flat-loss", "silence", "ignores-condition"),
     evidence=("modules", "cause"),
     causes=("norm_over_single_element", "saturated"),
 )
-def constant_activations(facts: Facts) -> Iterator[Found]:
+def constant_activations(facts: Facts) -> Answers:
     constant: dict[str, int] = {}
     for site in facts.of_phase("forward"):
         if not any(part in site.type for part in CAN_BE_CONSTANT) or site.count < 2 or site.nonfinite:
@@ -84,6 +88,11 @@ def constant_activations(facts: Facts) -> Iterator[Found]:
         evidence = {"modules": [module], "cause": "norm_over_single_element" if "Norm" in kind else "saturated"}
         text = f"{module or '(root)'} ({kind}) gives the same number for every input since step {since}"
         yield Found("warning", text, since, module, evidence)
+    if any(site.rows >= LASTING for site in facts.of_phase("forward")):
+        known = {
+            site.module for site in facts.of_phase("forward") if any(part in site.type for part in CAN_BE_CONSTANT)
+        }
+        yield Clear(f"0 of {len(known)} normalisations and bounded activations give one number for everything")
 
 
 @rule(
@@ -91,12 +100,12 @@ def constant_activations(facts: Facts) -> Iterator[Found]:
     threshold="modules of one class in one list, some of which get all the tokens and some none in any step, where "
     f"chance would have given each {TOKENS_EACH} or more; next to them a parameter with one row for each of them",
     source="Shazeer et al., 2017: without a balancing loss a router settles on few experts",
+    needs=needs.OUTPUTS,
     next_check="add or strengthen the load-balancing loss, or noise in the router; look at its logits",
-    symptoms=("flat-loss",),
     evidence=("modules", "count", "tokens", "cause"),
     causes=("router_collapse",),
 )
-def dead_modules(facts: Facts) -> Iterator[Found]:
+def dead_modules(facts: Facts) -> Answers:
     used: dict[str, int] = defaultdict(int)
     for site in facts.of_phase("forward"):
         if site.slot.startswith("output") and site.shape:
@@ -109,6 +118,9 @@ def dead_modules(facts: Facts) -> Iterator[Found]:
         text = f"{len(idle)} of {len(members)} modules in {parent} never get a token: {listed(idle)}"
         evidence = {"modules": idle, "count": len(idle), "tokens": tokens, "cause": "router_collapse"}
         yield Found("warning", text, facts.run_start, idle[0], evidence)
+    if used:
+        experts = [path for members in facts.routed.values() for path in members]
+        yield Clear(f"{sum(_any_used(path, used) for path in experts)} of {len(experts)} experts get tokens")
 
 
 @rule(
@@ -116,12 +128,12 @@ def dead_modules(facts: Facts) -> Iterator[Found]:
     threshold="the whole model, with a module to which the mode matters, in evaluation mode in a pass with "
     "gradients; parts that are set so inside a model in training mode are taken as meant",
     source="torch.nn.Module.eval stays in force until train() is called",
+    needs="a training pass of the root while the trace is attached",
     next_check="call model.train() after every evaluation, and at the start after loading a model",
-    symptoms=("flat-loss", "too-good"),
     evidence=("modules", "count", "cause"),
     causes=("missing_train_call",),
 )
-def eval_mode_in_training(facts: Facts) -> Iterator[Found]:
+def eval_mode_in_training(facts: Facts) -> Answers:
     before: set[str] = set()
     for event in facts.events("training_mode"):
         evaluation = event.details["evaluation"]
@@ -134,6 +146,11 @@ def eval_mode_in_training(facts: Facts) -> Iterator[Found]:
             yield Found("warning" if flipped or _batch_norm(facts, modal) else "info", text, since, "", evidence)
             return
         before |= set(evaluation)
+    if events := facts.events("training_mode"):
+        off = len(events[-1].details["evaluation"])
+        yield Clear(
+            f"{off} of {off + len(events[-1].details['training'])} modules are in evaluation mode, not the whole model"
+        )
 
 
 @rule(
@@ -141,12 +158,12 @@ def eval_mode_in_training(facts: Facts) -> Iterator[Found]:
     threshold="its parameters require no gradient and keep their bits, its buffers change; an average that follows "
     "another model changes its parameters too and is fine",
     source="torch.nn.BatchNorm: running_mean and running_var are updated in training mode whatever requires_grad says",
+    needs='buffers in two or more steps: keep "parameters" and "hash"',
     next_check="call eval() on the frozen module after every model.train()",
-    symptoms=(),
     evidence=("buffers", "modules", "count", "cause"),
     causes=("bn_train_mode_in_frozen_module",),
 )
-def frozen_buffer_changed(facts: Facts) -> Iterator[Found]:
+def frozen_buffer_changed(facts: Facts) -> Answers:
     changed = [
         site
         for site in facts.of_phase("buffer")
@@ -166,6 +183,9 @@ def frozen_buffer_changed(facts: Facts) -> Iterator[Found]:
                 "cause": "bn_train_mode_in_frozen_module",
             },
         )
+    if facts.parameters:
+        counted = [site for site in facts.of_phase("buffer") if site.slot in ("running_mean", "running_var")]
+        yield Clear(f"{len(changed)} of {len(counted)} running statistics belong to frozen modules and change")
 
 
 def _scale_without_gradient(facts: Facts) -> Iterator[str]:
@@ -208,12 +228,12 @@ def _frozen(facts: Facts, module: str) -> bool:
     threshold="the norm of the row of padding_idx above zero at the first step; a note where the model is given a mask",
     source="torch.nn.Embedding zeroes the row of padding_idx when it is made; an initialisation that runs later "
     "overwrites it",
+    needs="the first training pass of the root: attach before it",
     next_check="zero the row after the weights are initialised or loaded, or mask padded positions",
-    symptoms=("flat-loss", "silence"),
     evidence=("params", "modules", "cause"),
     causes=("init_overwrites_padding",),
 )
-def padding_row_nonzero(facts: Facts) -> Iterator[Found]:
+def padding_row_nonzero(facts: Facts) -> Answers:
     rows = {name.partition("/")[2]: series for name, series in facts.scalars("padding_row/").items()}
     loud = [path for path, series in rows.items() if series.values[0] > 0]
     if loud:
@@ -225,6 +245,8 @@ def padding_row_nonzero(facts: Facts) -> Iterator[Found]:
             "cause": "init_overwrites_padding",
         }
         yield Found("info" if masked else "warning", text, facts.run_start, loud[0], evidence)
+    if facts.events("training_mode"):
+        yield Clear(f"{len(loud)} of {len(rows)} padding rows are not zero")
 
 
 RULES = (

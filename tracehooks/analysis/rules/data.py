@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import Batches, Facts
-from tracehooks.analysis.rules.rule import Found, rule
+from tracehooks.analysis.rules.rule import Answers, Clear, Found, rule
 from tracehooks.analysis.rules.series import longest, period, trend
 
 REPEATS = 3
@@ -39,21 +40,24 @@ MATERIAL = (
     "where a loader of that batch size has more than one batch, else a note: training on all data at once, or on one "
     "batch on purpose, is fine",
     source="content hashes of the samples; next(iter(loader)) makes a new iterator at every call",
+    needs=needs.SAMPLES,
     next_check="make the iterator once, outside of the loop",
-    symptoms=("flat-loss", "repetition", "too-good"),
     evidence=("period", "count", "unique_batches", "cause"),
     causes=("iterator_recreated",),
 )
-def repeated_batch(facts: Facts) -> Iterator[Found]:
+def repeated_batch(facts: Facts) -> Answers:
     batches = _main(facts)
     if batches is None:
         return
     same = batches.digests[1:] == batches.digests[:-1]
     start, length = longest(same)
+    unique = len(np.unique(batches.digests))
     if length + 1 < REPEATS or length + 1 < 0.5 * len(batches.digests):
+        yield Clear(
+            f"{unique} different batches of {len(batches.digests)}, no more than {length + 1} equal ones running"
+        )
         return
     loader = _loader_of(facts, int(batches.samples[start]))
-    unique = len(np.unique(batches.digests))
     more = f", and the loader has {loader['samples']} samples" if loader else ""
     yield Found(
         "warning" if loader else "info",
@@ -74,18 +78,21 @@ def repeated_batch(facts: Facts) -> Iterator[Found]:
     threshold="every batch equals the one a period before, bit for bit, over more than one and a half periods of "
     "different batches, while there is a data loader; a warning where it is to shuffle, a note where it is not",
     source="torch.utils.data.distributed.DistributedSampler: without set_epoch every epoch has the same order",
+    needs=needs.SAMPLES,
     next_check="call sampler.set_epoch(epoch) at the start of every epoch; do not seed the generator anew",
-    symptoms=("flat-loss", "repetition", "too-good"),
     evidence=("period", "count", "cause"),
     causes=("set_epoch_missing", "not_shuffled"),
 )
-def same_order_each_epoch(facts: Facts) -> Iterator[Found]:
+def same_order_each_epoch(facts: Facts) -> Answers:
     batches = _main(facts)
-    every = None if batches is None else period(batches.digests)
-    if batches is None or every is None:
+    if batches is None:
         return
+    every = period(batches.digests)
     loader = next((known for known in _loaders(facts) if known["shuffle"] is not None), None)
-    if loader is None:
+    if every is None or loader is None:
+        unique = len(np.unique(batches.digests))
+        again = "no period" if every is None else f"a period of {every}, without a data loader"
+        yield Clear(f"{unique} different batches of {len(batches.digests)}, with {again}")
         return
     stuck = loader["shuffle"] and _epoch_stands_still(facts, loader)
     yield Found(
@@ -103,12 +110,12 @@ def same_order_each_epoch(facts: Facts) -> Iterator[Found]:
     threshold="between 30 % and 95 % of the batches equal the one so many batches before, and the order has no "
     "period; a warning where a loader has more than one worker, else a note",
     source="NumPy's global generator is copied to every worker process of a data loader in the same state",
+    needs=needs.SAMPLES + ", of four or more batches",
     next_check="seed each worker by its own number (worker_init_fn), or draw from torch's generator",
-    symptoms=("repetition", "too-good"),
     evidence=("lag", "share", "cause"),
     causes=("worker_rng_copied",),
 )
-def duplicate_augmentation(facts: Facts) -> Iterator[Found]:
+def duplicate_augmentation(facts: Facts) -> Answers:
     for batches in facts.batches:
         digests = batches.digests
         if len(digests) < 4 or period(digests) is not None or not _is_large(facts, batches.name):
@@ -123,6 +130,9 @@ def duplicate_augmentation(facts: Facts) -> Iterator[Found]:
                 step = int(batches.steps[lag:][again][0])
                 yield Found("warning" if workers else "info", text, step, batches.name, evidence)
                 return
+    if facts.batches and len(facts.batches[0].digests) >= 4:
+        digests = facts.batches[0].digests
+        yield Clear(f"{len(np.unique(digests))} different batches of {len(digests)}, no lag at which 30 % come again")
 
 
 @rule(
@@ -130,12 +140,12 @@ def duplicate_augmentation(facts: Facts) -> Iterator[Found]:
     threshold=f"the mean moves by more than {DRIFT:g} standard deviations of the first steps, or the magnitude "
     f"changes by more than {DRIFT:g}-fold, in rank order over the steps (Spearman 0.9)",
     source="a transform that works in place on a cached sample is applied once more in every epoch",
+    needs=needs.INPUTS,
     next_check="load the same sample twice: are the values equal? Copy before an in-place transform",
-    symptoms=("flat-loss", "nan"),
     evidence=("growth", "apart", "cause"),
     causes=("inplace_transform_on_cached_data",),
 )
-def input_drift(facts: Facts) -> Iterator[Found]:
+def input_drift(facts: Facts) -> Answers:
     rows = facts.sql(
         "SELECT slot::VARCHAR AS slot, step, avg(mean) AS mean, avg(rms) AS rms, avg(std) AS std FROM tensors "
         "WHERE phase::VARCHAR = 'input' AND module::VARCHAR = '' AND contains(dtype::VARCHAR, 'float') "
@@ -157,6 +167,7 @@ def input_drift(facts: Facts) -> Iterator[Found]:
             text = f"{slot} moves away from its first values: {spans}"
             evidence = {"growth": growth, "apart": float(apart), "cause": "inplace_transform_on_cached_data"}
             yield Found("warning", text, int(steps[0]), slot, evidence)
+        yield Clear(f"{slot} moved by {apart:.2g} standard deviations, its magnitude {growth:.3g}-fold")
 
 
 @rule(
@@ -164,15 +175,17 @@ def input_drift(facts: Facts) -> Iterator[Found]:
     threshold=f"one fingerprint in {ALIKE} or more batches of two or more samples, while another input has many; "
     "inputs named like masks, positions or times are left out",
     source="content hashes of the samples: an empty caption, a label that is always the same",
+    needs=needs.SAMPLES,
     next_check="print the condition next to its source: is it lost in tokenisation, in the collation, or absent from "
     "the data?",
-    symptoms=("ignores-condition",),
     evidence=("input", "modules", "count", "cause"),
     causes=("empty_condition",),
 )
-def constant_input(facts: Facts) -> Iterator[Found]:
+def constant_input(facts: Facts) -> Answers:
     varied = {batches.name for batches in facts.batches if len(np.unique(batches.digests)) > 0.5 * len(batches.digests)}
     if len(varied) == len(facts.batches):
+        if varied:
+            yield Clear(f"all {len(varied)} inputs vary from batch to batch")
         return
     rows = facts.sql(
         "SELECT name::VARCHAR AS name, count(DISTINCT hash) AS contents, count(*) AS samples, "
@@ -195,6 +208,8 @@ def constant_input(facts: Facts) -> Iterator[Found]:
                 "modules": facts.takers.get(row["name"]),
             }
             yield Found("warning", text, facts.run_start, f"input.{row['name']}", evidence)
+        else:
+            yield Clear(f"{row['name']} has {row['contents']} contents in {row['samples']} samples")
 
 
 @rule(
@@ -202,12 +217,12 @@ def constant_input(facts: Facts) -> Iterator[Found]:
     threshold=f"{OVERLAP} or more of the validation samples, but not all (to evaluate on training data may be meant, "
     "and is a note), by content hash of the most varied input of two floating or four other elements",
     source="content hashes of the samples",
+    needs=needs.SPLITS,
     next_check="split by source id before anything is cut, shuffled or cached, and compare the ids",
-    symptoms=("too-good",),
     evidence=("count", "share", "cause"),
     causes=("shuffle_before_slice",),
 )
-def split_overlap(facts: Facts) -> Iterator[Found]:
+def split_overlap(facts: Facts) -> Answers:
     rows = facts.sql(
         "WITH seen AS (SELECT name::VARCHAR AS name, hash, bool_or(split::VARCHAR = 'train') AS train, "
         "bool_or(split::VARCHAR <> 'train') AS held_out, min(CASE WHEN split::VARCHAR <> 'train' THEN step END) AS step "
@@ -218,6 +233,8 @@ def split_overlap(facts: Facts) -> Iterator[Found]:
     ).to_pylist()
     for row in rows:
         if row["shared"] < OVERLAP or not _is_large(facts, row["name"]):
+            if row["train"] and row["held_out"]:
+                yield Clear(f"{row['shared']} of {row['held_out']} validation samples are training samples")
             continue
         share = row["shared"] / row["held_out"]
         text = f"{row['shared']} of {row['held_out']} validation samples are training samples ({share:.0%})"

@@ -223,6 +223,11 @@ class Facts:
         return members >= 2 and any(len(shape) == 2 and shape[0] == members for shape in beside.values())
 
     @cached_property
+    def graphs(self) -> int:
+        """How many autograd graphs of a loss were looked at whole."""
+        return len(self.scalar("graph/nodes").values)
+
+    @cached_property
     def optimizers(self) -> list[Mapping[str, Any]]:
         """Optimizers as run.json describes them."""
         return self.run.info.get("optimizers") or []

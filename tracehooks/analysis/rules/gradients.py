@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Event, Facts, Seen
-from tracehooks.analysis.rules.rule import Found, listed, rule
+from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 from tracehooks.analysis.rules.series import ends, trend
 
 DETACHED = ("detach", "no_grad_region", "reentrant_checkpoint_without_grad_input")
@@ -45,12 +46,12 @@ MULTIPLYING = frozenset({"MmBackward0", "BmmBackward0", "AddmmBackward0", "MulBa
     threshold="no gradient in any step",
     source="autograd: .grad stays None behind detach(), torch.no_grad() and "
     "torch.utils.checkpoint(use_reentrant=True) of inputs that require no gradient",
+    needs=needs.GRAPH,
     next_check="look between the parameter's module and the named one for detach(), .data, no_grad or checkpoint",
-    symptoms=("flat-loss", "ignores-condition"),
     evidence=("params", "modules", "count", "cause"),
     causes=("detach", "no_grad_region", "reentrant_checkpoint_without_grad_input"),
 )
-def detached(facts: Facts) -> Iterator[Found]:
+def detached(facts: Facts) -> Answers:
     for event, names in _unreached(facts, DETACHED):
         yield Found(
             "error",
@@ -59,6 +60,7 @@ def detached(facts: Facts) -> Iterator[Found]:
             event.module or "",
             {"params": names, "modules": [event.module or ""], "count": len(names), "cause": event.details["cause"]},
         )
+    yield from _reached(facts, "cut off by detach(), no_grad or checkpointing")
 
 
 @rule(
@@ -66,16 +68,17 @@ def detached(facts: Facts) -> Iterator[Found]:
     threshold="no gradient in any step, and the next module takes integers made inside the model",
     source="autograd: argmax, rounding to integers and comparisons have no derivative, and integers require no "
     "gradient",
+    needs=needs.GRAPH,
     next_check="use a soft choice (softmax, Gumbel-softmax) or a straight-through estimator in place of the conversion",
-    symptoms=("flat-loss", "ignores-condition"),
     evidence=("params", "modules", "cause"),
     causes=("integer_conversion",),
 )
-def integer_conversion(facts: Facts) -> Iterator[Found]:
+def integer_conversion(facts: Facts) -> Answers:
     for event, names in _unreached(facts, ("integer_conversion",)):
         text = f"no gradient reaches {listed(names)}: {event.module or '(root)'} takes whole numbers in their place"
         evidence = {"params": names, "modules": [event.module or ""], "cause": "integer_conversion"}
         yield Found("error", text, facts.run_start, event.module or "", evidence)
+    yield from _reached(facts, "cut off by whole numbers")
 
 
 @rule(
@@ -85,12 +88,12 @@ def integer_conversion(facts: Facts) -> Iterator[Found]:
     "which then fails or hangs, else a note",
     source="torch.nn.parallel.DistributedDataParallel: every parameter must get a gradient, or "
     "find_unused_parameters be set",
+    needs=needs.GRAPH,
     next_check="use the result in the loss, or take the module out of the model or of the optimizer",
-    symptoms=("flat-loss", "ignores-condition"),
     evidence=("params", "count", "cause"),
     causes=("branch_not_in_loss",),
 )
-def unused_params(facts: Facts) -> Iterator[Found]:
+def unused_params(facts: Facts) -> Answers:
     wrappers = (facts.run.info.get("model") or {}).get("wrappers", [])
     routed = tuple(f"{path}." for paths in facts.routed.values() for path in paths)
     by_reason: dict[str, list[str]] = {}
@@ -108,6 +111,7 @@ def unused_params(facts: Facts) -> Iterator[Found]:
                 names[0].rpartition(".")[0],
                 {"params": names, "count": len(names), "cause": "branch_not_in_loss"},
             )
+    yield from _reached(facts, "left out of the loss")
 
 
 @rule(
@@ -116,12 +120,12 @@ def unused_params(facts: Facts) -> Iterator[Found]:
     "holds them",
     source="torch.nn.Module registers parameters and modules that are attributes of their own: not those in lists, "
     "dicts, plain objects, nor tensors that are no nn.Parameter",
+    needs=needs.GRAPH,
     next_check="use nn.ModuleList, nn.ModuleDict, nn.ParameterList or nn.Parameter",
-    symptoms=("flat-loss",),
     evidence=("owner", "attr", "params", "shapes", "count", "cause"),
     causes=("python_list_of_modules", "tensor_is_no_parameter", "not_an_attribute"),
 )
-def unregistered_params(facts: Facts) -> Iterator[Found]:
+def unregistered_params(facts: Facts) -> Answers:
     for event in facts.events("unregistered"):
         owner, attribute, count = event.details["owner"], event.details["attribute"], event.details["count"]
         where = (
@@ -142,6 +146,8 @@ def unregistered_params(facts: Facts) -> Iterator[Found]:
                 "cause": _unregistered_cause(event),
             },
         )
+    if facts.graphs:
+        yield Clear(f"0 tensors that are no parameters of the model in {facts.graphs} graphs of the loss")
 
 
 @rule(
@@ -150,8 +156,8 @@ def unregistered_params(facts: Facts) -> Iterator[Found]:
     "usual (LoRA, zero-initialised residual branches)",
     source="derivatives of torch's ops; the op is found by asking every node of one backward pass what it receives "
     "and sends",
+    needs=needs.GRADIENTS,
     next_check="look at the named op: what would have to be different for its derivative not to be zero?",
-    symptoms=("flat-loss", "ignores-condition"),
     evidence=("params", "modules", "op", "count", "cause"),
     causes=(
         "non_differentiable_op",
@@ -162,14 +168,15 @@ def unregistered_params(facts: Facts) -> Iterator[Found]:
         "dying_relu",
     ),
 )
-def zero_gradient(facts: Facts) -> Iterator[Found]:
+def zero_gradient(facts: Facts) -> Answers:
     lost = [
         name
         for name, site in facts.gradients.items()
         if name in facts.trainable and site.rows >= LASTING and facts.persists(site, site.last_nonzero)
     ]
     if _nothing_supervised(facts):
-        return  # empty_mask says it
+        yield Clear("0 targets count in the loss, which explains any gradient of zero")
+        return
     explained: set[str] = set()
     for event in facts.events("gradient_lost"):
         names = [name for name in event.details["parameters"] if name in lost and name not in explained]
@@ -200,6 +207,8 @@ def zero_gradient(facts: Facts) -> Iterator[Found]:
         since = _zero_since(facts, rest)
         text = f"the gradients of {listed(rest)} are exactly zero since step {since}"
         yield Found("info", text, since, rest[0], {"params": rest, "count": len(rest)})
+    if any(site.rows >= LASTING for site in facts.gradients.values()):
+        yield Clear(f"{len(lost)} of {len(facts.gradients)} gradients are zero in the last {LASTING} steps and before")
 
 
 @rule(
@@ -208,14 +217,16 @@ def zero_gradient(facts: Facts) -> Iterator[Found]:
     f"{1 / FADED:g}, in rank order (Spearman 0.8), and so do the gradients of outputs; geometric means over all steps",
     source="Hochreiter, 1991; Glorot and Bengio, 2010: a product of derivatives below one; sigmoids contribute at "
     "most 1/4 each",
+    needs=needs.GRADIENTS,
     next_check="put normalisation or residual connections between the layers, or another activation",
-    symptoms=("flat-loss",),
     evidence=("params", "ratio_first_to_last", "count", "cause"),
     causes=("deep_sigmoid_stack", "product_of_small_derivatives"),
 )
-def vanishing_gradients(facts: Facts) -> Iterator[Found]:
+def vanishing_gradients(facts: Facts) -> Answers:
     chain = _chain(facts)
     if len(chain) < LAYERS:
+        if facts.gradients:
+            yield Clear(f"{len(chain)} weights with a gradient in a row, fewer than {LAYERS}")
         return
     norms = np.array([site.norm for site in chain])
     ratio = norms[0] / norms[-1]
@@ -233,6 +244,7 @@ def vanishing_gradients(facts: Facts) -> Iterator[Found]:
                 "cause": "deep_sigmoid_stack" if activations else "product_of_small_derivatives",
             },
         )
+    yield Clear(f"over {len(chain)} weights the gradient of the first is {ratio:.2g} of that of the last")
 
 
 @rule(
@@ -242,12 +254,12 @@ def vanishing_gradients(facts: Facts) -> Iterator[Found]:
     f"step by step in time, a gradient norm of {OUT_OF_PROPORTION:g} times that of the weights",
     source="Pascanu, Mikolov and Bengio, 2013: recurrent weights with a gain above one; a step beyond 2/curvature "
     "diverges",
+    needs=needs.LOSS + ", in four or more steps",
     next_check="halve the learning rate until the loss falls; for recurrence clip the norm or bound the recurrent gain",
-    symptoms=("nan", "flat-loss"),
     evidence=("modules", "growth", "count", "cause"),
     causes=("learning_rate_too_high", "recurrent_gain_above_1"),
 )
-def exploding_gradients(facts: Facts) -> Iterator[Found]:
+def exploding_gradients(facts: Facts) -> Answers:
     recurrent = _growing_calls(facts)
     if recurrent is not None:
         module, growth, calls = recurrent
@@ -277,6 +289,9 @@ def exploding_gradients(facts: Facts) -> Iterator[Found]:
             "",
             {"growth": norms[1] / norms[0], "cause": "learning_rate_too_high"},
         )
+    yield Clear(
+        f"the gradient norm went from {norms[0]:.3g} to {norms[1]:.3g}, the loss from {losses[0]:.3g} to {losses[1]:.3g}"
+    )
 
 
 def _unreached(facts: Facts, causes: tuple[str, ...]) -> Iterator[tuple[Event, list[str]]]:
@@ -287,6 +302,13 @@ def _unreached(facts: Facts, causes: tuple[str, ...]) -> Iterator[tuple[Event, l
             names = [n for n in event.details["parameters"] if n in held and n not in facts.gradients]
             if names:
                 yield event, names
+
+
+def _reached(facts: Facts, how: str) -> Answers:
+    held = facts.held or set(facts.trainable)
+    if facts.graphs and held:
+        got = len(held & facts.gradients.keys())
+        yield Clear(f"{got} of {len(held)} parameters to be trained get a gradient, none of the others is {how}")
 
 
 def _words(event: Event) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
+from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
-from tracehooks.analysis.rules.rule import Found, listed, rule
+from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 
 SKIPPED_RUNNING = 5
 SKIPPED_SHARE = 0.1
@@ -21,22 +20,25 @@ LOW_PRECISION = {"bfloat16": "bf16_resolution", "float16": "fp16_resolution"}
     "the steps after the first taken one are skipped; skips while the scale is found do not count",
     source="torch.amp.GradScaler: after its start the scale doubles once in growth_interval=2000 steps, so about one "
     "step in 2000 is skipped",
+    needs=needs.SCALER,
     next_check="run the batch in full precision: where the gradients of the named parameters are not finite there "
     "either, the scale is not the reason",
-    symptoms=("flat-loss", "nan"),
     evidence=("count", "steps", "scale_end", "params", "cause"),
     causes=("gradient_nonfinite_at_any_scale",),
 )
-def amp_skipped_steps(facts: Facts) -> Iterator[Found]:
+def amp_skipped_steps(facts: Facts) -> Answers:
     skipped = sorted({event.step for event in facts.events("optimizer_step_skipped")})
     tried = np.unique(facts.scalar("scale").steps)
     if not skipped or not len(tried):
+        if steps := len(facts.scalar("lr/0").values):
+            yield Clear(f"0 of {steps} optimizer steps were skipped")
         return
     missed = np.isin(tried, skipped)
     running = int(np.argmin(missed[::-1])) if not missed.all() else len(tried)
     after_first = missed[int(np.argmin(missed)) :] if not missed.all() else missed[:0]
     ends_so = running >= SKIPPED_RUNNING
     if not ends_so and not (after_first.sum() >= SKIPPED_RUNNING and after_first.mean() > SKIPPED_SHARE):
+        yield Clear(f"{len(skipped)} of {len(tried)} optimizer steps were skipped, {running} of them at the end")
         return
     scale = facts.scalar("scale").values
     params = _nonfinite_gradients(facts, skipped[-1])
@@ -61,15 +63,19 @@ def amp_skipped_steps(facts: Facts) -> Iterator[Found]:
     threshold="the scaler had not unscaled them before its step, and their scaled norm is one and the same number, "
     "to 0.1 %, in at least half of the steps and three of them",
     source="torch.amp documentation, Gradient clipping: without unscale_ the threshold applies to scaled gradients",
+    needs=needs.SCALER,
     next_check="call scaler.unscale_(optimizer) before clip_grad_norm_",
-    symptoms=("flat-loss",),
     evidence=("count", "max_norm", "cause"),
     causes=("missing_unscale",),
 )
-def clip_on_scaled_grads(facts: Facts) -> Iterator[Found]:
+def clip_on_scaled_grads(facts: Facts) -> Answers:
     steps, (scale, norm, unscaled) = facts.together("scale", "grad_norm", "scale/unscaled")
     steps, scaled = steps[unscaled == 0], (norm * scale)[unscaled == 0]
     if len(steps) < LASTING:
+        if known := len(facts.scalar("lr/0").values):
+            yield Clear(
+                f"{len(steps)} of {known} steps were taken with gradients that a scaler had not unscaled before"
+            )
         return
     top = float(scaled.max())
     same = np.abs(scaled - top) <= 1e-3 * top
@@ -82,6 +88,7 @@ def clip_on_scaled_grads(facts: Facts) -> Iterator[Found]:
             "",
             {"count": int(same.sum()), "max_norm": top, "cause": "missing_unscale"},
         )
+    yield Clear(f"{int(same.sum())} of {len(same)} scaled gradient norms are one and the same number")
 
 
 @rule(
@@ -90,16 +97,21 @@ def clip_on_scaled_grads(facts: Facts) -> Iterator[Found]:
     threshold=f"at least {ROUNDED_AWAY:.0%} of the elements unchanged over three or more steps, with a gradient; a "
     "warning where these parameters hold at least half of the trainable elements, else a note",
     source="rounding to nearest: a change below half the spacing of bfloat16 (2⁻⁹ of the value) or float16 is lost",
+    needs=needs.UPDATES,
     next_check="keep the parameters in float32 (a master copy), round stochastically, or raise the learning rate",
-    symptoms=("flat-loss",),
     evidence=("params", "count", "share_of_elements", "cause"),
     causes=("bf16_resolution", "fp16_resolution", "resolution"),
 )
-def update_rounded_away(facts: Facts) -> Iterator[Found]:
+def update_rounded_away(facts: Facts) -> Answers:
     if not any((series.values > 0).any() for series in facts.scalars("lr/").values()):
         return
     lost = [site for name, site in facts.updates.items() if _rounded(site, facts.gradients.get(name))]
     if not lost:
+        if any(site.rows >= LASTING for site in facts.updates.values()):
+            most = max(site.zeros / max(1, site.elements) for site in facts.updates.values())
+            yield Clear(
+                f"0 of {len(facts.updates)} parameters with a gradient stand still; at most {most:.0%} of the elements do"
+            )
         return
     size = {name: int(np.prod(described["shape"])) for name, described in facts.described.items()}
     share = sum(size.get(site.name, 0) for site in lost) / max(1, sum(size.get(name, 0) for name in facts.trainable))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
+from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import Facts
-from tracehooks.analysis.rules.rule import Found, rule
+from tracehooks.analysis.rules.rule import Answers, Clear, Found, rule
 from tracehooks.core.records import Severity
 
 BOUND_SHARE, BOUND_SECONDS = 0.5, 0.01
@@ -21,12 +20,12 @@ GRAPH_GROWTH = 2.0
     f"{BOUND_SECONDS * 1000:.0f} ms, as medians over five or more steps after the first; or one wait of "
     f"{STALL_SECONDS:g} s and {STALL_FACTOR:g} ordinary steps, a note from {PAUSE_SECONDS:g} s",
     source="time from the end of a step to the start of the next forward pass, by the host's clock",
+    needs=needs.TIMES,
     next_check="time the loader alone; more workers, a cheaper transform, or the file system",
-    symptoms=("slow",),
     evidence=("share", "seconds", "cause"),
     causes=("loader_wait",),
 )
-def stall(facts: Facts) -> Iterator[Found]:
+def stall(facts: Facts) -> Answers:
     steps, columns = facts.together("time/data", "time/step", "overhead")
     steps, (waits, wholes, recording) = steps[1:], [column[1:] for column in columns]
     if len(steps) < 4:
@@ -46,6 +45,7 @@ def stall(facts: Facts) -> Iterator[Found]:
         )
         severity: Severity = "warning" if waits[worst] > STALL_SECONDS else "info"
         yield Found(severity, text, int(steps[worst]), "", {"seconds": float(waits[worst]), "cause": "loader_wait"})
+    yield Clear(f"{share:.0%} of the time of a step is waiting for data, {waits[worst] * 1000:.0f} ms at most")
 
 
 @rule(
@@ -54,20 +54,27 @@ def stall(facts: Facts) -> Iterator[Found]:
     "looks, in proportion to the steps",
     source="autograd keeps the graph of a tensor as long as the tensor lives; looked at in the first steps and then "
     "at powers of two",
+    needs=needs.GRAPH + ", in four or more steps",
     next_check="detach what is carried from step to step: a hidden state, a running buffer, a sum of losses",
-    symptoms=("slow",),
     evidence=("buffers", "nodes", "cause"),
     causes=("buffer_not_detached",),
 )
-def graph_growth(facts: Facts) -> Iterator[Found]:
+def graph_growth(facts: Facts) -> Answers:
     nodes = facts.scalar("graph/nodes")
     steps, last = np.unique(nodes.steps[::-1], return_index=True)
     counts = nodes.values[::-1][last]
     if len(counts) < 2 or not (np.diff(counts) > 0).all():
+        if len(counts) >= 2:
+            yield Clear(
+                f"the graph of the loss has {counts.min():.0f} to {counts.max():.0f} nodes over {len(counts)} looks"
+            )
         return
     buffers = [name for event in facts.events("graph_held") for name in event.details["buffers"]]
     grown = len(counts) >= 4 and counts[-1] >= GRAPH_GROWTH * counts[0] and np.corrcoef(steps, counts)[0, 1] >= 0.99
     if not grown and not (buffers and len(counts) < 4):
+        yield Clear(
+            f"the graph of the loss went from {counts[0]:.0f} to {counts[-1]:.0f} nodes over {len(counts)} looks"
+        )
         return
     each = (counts[-1] - counts[0]) / (steps[-1] - steps[0])
     yield Found(

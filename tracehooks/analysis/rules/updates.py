@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import Facts
-from tracehooks.analysis.rules.rule import Found, listed, rule
+from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 from tracehooks.analysis.rules.series import longest
 
 ZERO_RATE_STEPS = 2
@@ -19,13 +20,13 @@ CARRIED_SHARE = 0.4
     threshold=f"every group at zero for {ZERO_RATE_STEPS} or more steps running (a warm-up may begin with one); of "
     "single groups, or for less than a tenth of the run at its end, it is a note",
     source="a schedule by integer division, or one that ends before training does",
+    needs=needs.OPTIMIZER,
     next_check="print the schedule for the first and the last steps: which factor is zero, and how many steps was it "
     "made for",
-    symptoms=("flat-loss",),
     evidence=("count", "last_step", "cause"),
     causes=("scheduler_zero",),
 )
-def zero_lr(facts: Facts) -> Iterator[Found]:
+def zero_lr(facts: Facts) -> Answers:
     groups = facts.scalars("lr/")
     if not groups:
         return
@@ -48,6 +49,9 @@ def zero_lr(facts: Facts) -> Iterator[Found]:
             group = name.removeprefix("lr/")
             text = f"the learning rate of parameter group {group} is zero in {length} of {len(steps)} steps"
             yield Found("info", text, int(steps[start]), name, {"count": length, "cause": "scheduler_zero"})
+    largest = max(float(series.values.max()) for series in groups.values())
+    none = int(np.logical_and.reduce(list(zero.values())).sum())
+    yield Clear(f"the learning rate goes up to {largest:.3g} and is zero in {none} of {len(steps)} steps")
 
 
 @rule(
@@ -55,12 +59,12 @@ def zero_lr(facts: Facts) -> Iterator[Found]:
     threshold=f"two or more steps, and {CARRIED_SHARE:.0%} of those looked at, began with the old gradient still "
     "there at every backward pass since the step before",
     source="torch.optim: backward accumulates into .grad; only zero_grad empties it",
+    needs=needs.OPTIMIZER + ", two or more times",
     next_check="call optimizer.zero_grad() once a step, before backward",
-    symptoms=("flat-loss", "nan"),
     evidence=("count", "cause"),
     causes=("missing_zero_grad",),
 )
-def grads_not_zeroed(facts: Facts) -> Iterator[Found]:
+def grads_not_zeroed(facts: Facts) -> Answers:
     carried = facts.scalar("gradient/carried")
     positive = carried.values > 0
     if positive.sum() >= 2 and positive.mean() >= CARRIED_SHARE:
@@ -72,19 +76,21 @@ def grads_not_zeroed(facts: Facts) -> Iterator[Found]:
             "",
             {"count": int(positive.sum()), "cause": "missing_zero_grad"},
         )
+    elif len(positive):
+        yield Clear(f"{int(positive.sum())} of {len(positive)} steps began with the old gradients")
 
 
 @rule(
     sees="trainable parameters that get a gradient and that no optimizer holds",
     threshold="one; a note where they are all of the first modules and most of the model, as in training a head alone",
     source="torch.optim: only what is in param_groups is stepped",
+    needs=needs.OPTIMIZER,
     next_check="compare the names with those handed to the optimizer: a filter by name, or modules made or moved "
     "after it",
-    symptoms=("flat-loss", "ignores-condition"),
     evidence=("params", "count", "cause"),
     causes=("name_filter", "optimizer_holds_old_tensors"),
 )
-def param_not_in_optimizer(facts: Facts) -> Iterator[Found]:
+def param_not_in_optimizer(facts: Facts) -> Answers:
     foreign = [shape for optimizer in facts.optimizers for shape in optimizer.get("foreign", [])]
     strange = facts.events("foreign_optimizer")
     missing = [
@@ -93,6 +99,10 @@ def param_not_in_optimizer(facts: Facts) -> Iterator[Found]:
         if name not in facts.held and name in facts.gradients and not _changes(facts, name)
     ]
     if not missing or not (facts.held or strange):
+        if facts.held or facts.parameters:
+            known = len(facts.held.intersection(facts.trainable))
+            yield Clear(f"{known} of {len(facts.trainable)} trainable parameters are in an optimizer, 0 of the others get a "
+                        "gradient and never change")  # fmt: skip
         return
     old = foreign or [shape for event in strange for shape in event.details["shapes"]]
     shapes = [list(facts.described[name]["shape"]) for name in missing if name in facts.described]
@@ -116,12 +126,12 @@ def param_not_in_optimizer(facts: Facts) -> Iterator[Found]:
     sees="a frozen parameter that an optimizer changes all the same",
     threshold="its value changed in a step in which it did not require a gradient, in two or more such steps",
     source="torch.optim: a parameter whose .grad is left over from before is stepped, and momentum and decay go on",
+    needs=needs.UPDATES,
     next_check="set its .grad to None when freezing, or give the optimizer only what is trainable",
-    symptoms=(),
     evidence=("params", "count", "cause"),
     causes=("stale_grad_or_momentum",),
 )
-def frozen_param_changed(facts: Facts) -> Iterator[Found]:
+def frozen_param_changed(facts: Facts) -> Answers:
     changed: dict[str, list[int]] = {}
     for name, first, last in _frozen_spans(facts):
         site = facts.updates.get(name)
@@ -142,6 +152,9 @@ def frozen_param_changed(facts: Facts) -> Iterator[Found]:
             names[0],
             {"params": names, "count": len(changed[names[0]]), "cause": "stale_grad_or_momentum"},
         )
+    elif facts.updates:
+        frozen = {name for name, *_ in _frozen_spans(facts)}
+        yield Clear(f"0 of {len(frozen)} frozen parameters change")
 
 
 def _frozen_spans(facts: Facts) -> Iterator[tuple[str, int, int]]:
