@@ -51,7 +51,8 @@ def _masks(rows: list[tuple[Any, ...]]) -> Batch:
 
 
 def _samples(groups: list[tuple[Any, ...]]) -> Batch:
-    hashes = [found.numpy().astype(np.uint64) for *_, found, _ in groups]
+    packed = [np.atleast_2d(found.numpy().astype(np.uint64)) for *_, found, _ in groups]
+    hashes = [rows[0] for rows in packed]
     sizes = [len(values) for values in hashes]
     ids = [None if ids is None else list(ids) for *_, ids in groups]
     return Batch(
@@ -62,11 +63,17 @@ def _samples(groups: list[tuple[Any, ...]]) -> Batch:
             "name": _repeated(tuple(group[3] for group in groups), tuple(sizes)),
             "split": _repeated(tuple(group[4] for group in groups), tuple(sizes)),
             "hash": np.concatenate(hashes),
-            "source_id": None
-            if all(given is None for given in ids)
-            else [one for given, size in zip(ids, sizes, strict=True) for one in given or [None] * size],
+            "source_id": _each(ids, sizes),
+            "sketch": _each([rows[1].tolist() if len(rows) > 1 else None for rows in packed], sizes),
         },
     )
+
+
+def _each(given: list[list[Any] | None], sizes: list[int]) -> list[Any] | None:
+    """What was given for each sample of some groups; None where nothing was."""
+    if all(values is None for values in given):
+        return None
+    return [one for values, size in zip(given, sizes, strict=True) for one in values or [None] * size]
 
 
 def _events(rows: list[tuple[Any, ...]]) -> Batch:

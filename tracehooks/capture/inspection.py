@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from tracehooks.capture import connection, objective, torch_internals
+from tracehooks.capture import classes, connection, memory, objective, torch_internals
 from tracehooks.capture.averages import AveragedBuffers
 from tracehooks.capture.calls import Calls
 from tracehooks.capture.carried import Carried
 from tracehooks.capture.graph import Graph, leaf
 from tracehooks.capture.loaders import Loaders
+from tracehooks.capture.masks import kept_of_padding
 from tracehooks.capture.modes import Modes
 from tracehooks.capture.optimizers import parameters_of, strangers_like
 from tracehooks.capture.recorder import Drained, Recorder
@@ -75,6 +76,8 @@ class Inspection:
             self._recorder.event("trainable", "info", text, changed)
         if not self._backwards and self._early:
             self._note_padding_rows()
+        if self._early:
+            self._note_kept_padding(arguments)
         if self._early and self._recorder.step - self._first >= LOOKED_AT:
             self._tell_unreached()
         self.looking = self._early or self._vanishing.wanted
@@ -89,6 +92,13 @@ class Inspection:
                 with torch.no_grad():
                     norm = torch.linalg.vector_norm(module.weight.detach()[module.padding_idx].double())
                 self._recorder.scalar(f"padding_row/{path}", norm)
+
+    def _note_kept_padding(self, arguments: Sequence[tuple[str, Any]]) -> None:
+        tables = (module for module in self._state.census.modules.values() if isinstance(module, nn.Embedding))
+        padding = next((table.padding_idx for table in tables if table.padding_idx is not None), None)
+        if padding is not None:
+            for name, share in kept_of_padding(arguments, self._root, padding):
+                self._recorder.scalar(f"mask/{name}", share)
 
     def module_returned(self, path: str, args: Any, output: Any, recompute: bool) -> None:
         """A module returned, while module calls are remembered."""
@@ -135,12 +145,21 @@ class Inspection:
         if graph.complete:
             self._recorder.scalar("graph/nodes", float(len(graph.nodes)))
         self._targets(graph)
+        for name, number in classes.of_targets(graph):
+            self._recorder.scalar(f"targets/{name}", number)
+        self._note_resources()
         owners = self._calls.owners(graph, {id(held.tensor): held.module for held in known})
         if self._early:
             self._note_slips(graph, owners)
             self._note_strangers(graph, owners)
         if self._vanishing.wanted:
             self._vanishing.watch(graph, owners, names)
+
+    def _note_resources(self) -> None:
+        for name, size in memory.used():
+            self._recorder.scalar(f"memory/{name}", size)
+        if graphs := torch_internals.graphs_compiled():
+            self._recorder.scalar("compiled/graphs", float(graphs))
 
     def _targets(self, graph: Graph) -> None:
         found = objective.classifying(graph)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 TORCH_ATTENTION = (
@@ -41,3 +42,21 @@ def convention(name: str, mask: Tensor, module: nn.Module) -> str | None:
         return "additive" if isinstance(module, TORCH_ATTENTION) or mask.ndim >= 3 or name == "attn_mask" else None
     drops = isinstance(module, TORCH_ATTENTION) or "key_padding_mask" in name
     return "keep=False" if drops else "keep=True"
+
+
+def kept_of_padding(
+    arguments: Sequence[tuple[str, Any]], root: nn.Module, padding: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Of each mask that lies beside tokens of its shape: ``padding_kept/NAME`` and ``tokens_kept/NAME``, the shares of the
+    padding and of the other tokens that it keeps, as 0-dim tensors."""
+    ids = [x for _, x in arguments if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)]
+    for name, mask in masks_among(list(arguments)):
+        tokens = next((x for x in ids if x.shape == mask.shape and x is not mask), None)
+        if tokens is None or mask.is_complex():
+            continue
+        with torch.no_grad():
+            kept = mask.detach().float() > (-1.0 if (how := convention(name, mask, root)) == "additive" else 0.0)
+            kept = ~kept if how == "keep=False" else kept
+            pads = (tokens == padding).to(kept.device)
+            for what, chosen in (("padding_kept", pads), ("tokens_kept", ~pads)):
+                yield f"{what}/{name}", (kept & chosen).sum().double() / chosen.sum().clamp(min=1)

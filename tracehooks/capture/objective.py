@@ -104,7 +104,7 @@ def kept_share(node: Any) -> Tensor | float | None:
     if not isinstance(target, Tensor) or not target.numel() or ignored is None:
         return None
     with torch.no_grad():
-        return (target != _signed(ignored)).double().mean()
+        return (target != signed(ignored)).double().mean()
 
 
 def shift_matches(node: Any, tokens: Tensor, shifts: range) -> list[Tensor] | None:
@@ -125,7 +125,7 @@ def shift_matches(node: Any, tokens: Tensor, shifts: range) -> list[Tensor] | No
     start = _slice_start(node, width, length)
     with torch.no_grad():
         rows = target.view(batch, width)
-        kept = rows != _signed(ignored)
+        kept = rows != signed(ignored)
         shares = []
         for shift in shifts:
             first, last = max(0, start + shift), min(length, start + shift + width)
@@ -142,7 +142,7 @@ def _slice_start(node: Any, width: int, length: int) -> int:
         seen.name() in RESHAPING | {"LogSoftmaxBackward0"}
     ):
         if seen.name() == "SliceBackward0" and torch_internals.saved(seen, "dim") in (1, -2):
-            start = _signed(torch_internals.saved(seen, "start") or 0)
+            start = signed(torch_internals.saved(seen, "start") or 0)
             if start:
                 return start % length if start < 0 else start
     return 0
@@ -183,6 +183,6 @@ def _before_expand(x: Tensor) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """Autograd shows negative numbers as unsigned ones of 64 bits."""
     return number - (1 << 64) if number >= 1 << 63 else number

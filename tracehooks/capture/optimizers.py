@@ -107,14 +107,15 @@ def state_tensors(optimizer: Optimizer, held: Held) -> Iterator[tuple[str, Tenso
 
 def describe(optimizer: Optimizer, names: dict[int, str]) -> dict[str, Any]:
     """An optimizer for run.json: class, the hyper-parameters and parameter names of each group, and the shapes of what it
-    holds that is not this model's."""
+    holds that is not this model's; whether it had state before its first step here."""
     groups = []
     for group in optimizer.param_groups:
         settings = {key: _jsonable(value) for key, value in group.items() if key != "params"}
         own = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
         groups.append({**settings, "parameters": own})
     foreign = [list(tensor.shape) for tensor in parameters_of(optimizer) if id(tensor) not in names]
-    return {"class": type(optimizer).__name__, "groups": groups, "foreign": foreign}
+    known = {"class": type(optimizer).__name__, "groups": groups, "foreign": foreign}
+    return {**known, "had_state": any(bool(state) for state in optimizer.state.values())}
 
 
 def _jsonable(value: Any) -> Any:

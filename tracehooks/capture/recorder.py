@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ from tracehooks.stats.masks import summarize_mask
 
 FULL = 50_000
 """Rows kept in memory at most before they go to the sink in the middle of a step."""
+LIKENED = 4_096
+"""Samples of each input and split whose likeness is taken, to find near-duplicates among them."""
 JUDGED = ("loss", "ema/distance", "found_inf")
 """Scalars that say by themselves that something is wrong."""
 
@@ -96,6 +99,7 @@ class Recorder:
         self._scalars: list[Number] = []
         self._masks: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
+        self._likened: Counter[tuple[str, str]] = Counter()
         self._events: list[tuple[Any, ...]] = []
         self._sequences: dict[tuple[Head, ...], Heads] = {}
 
@@ -195,7 +199,10 @@ class Recorder:
         ):
             return
         hashes = stats.fingerprints(values)
-        self._samples.append((self.step, micro, time.time_ns(), name, split, hashes, source_ids))
+        self._likened[name, split] += len(hashes)
+        found = stats.likeness(values) if self._likened[name, split] <= LIKENED else None
+        packed = hashes if found is None else torch.stack([hashes, found])
+        self._samples.append((self.step, micro, time.time_ns(), name, split, packed, source_ids))
 
     def event(
         self,

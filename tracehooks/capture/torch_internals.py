@@ -108,6 +108,12 @@ def remove_mode(mode: Any) -> None:
         _push_mode(other)
 
 
+def graphs_compiled() -> int:
+    """How many graphs torch.compile has compiled in this process so far."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
+
+
 def anything_compiled() -> bool:
     """Whether torch.compile was used in this process: under a dispatch mode compiled code would run uncompiled."""
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})

@@ -138,6 +138,9 @@ SAMPLES = Table(
         Column("split", "dictionary", "train, validation or a name of the user's"),
         Column("hash", "uint64", "content hash of the sample"),
         Column("source_id", "string", "the user's own id of the sample; null when not given", nullable=True),
+        Column(
+            "sketch", "uint64", "64 signs of signed sums, for near-duplicates; null for small samples", nullable=True
+        ),
     ),
 )
 
@@ -274,7 +277,10 @@ EVENT_KINDS: dict[str, EventKind] = {
         ("title", "passed", "checks", "evidence"),
     ),
     "paused": EventKind("recording was paused"),
-    "resumed": EventKind("recording went on after a pause, or a run was resumed"),
+    "resumed": EventKind("recording went on after a pause"),
+    "run_resumed": EventKind(
+        "a process goes on recording in the directory of an earlier one, from this step on", ("step",)
+    ),
     "exception": EventKind("the with-block of the trace ended with an exception", ("type",)),
 }
 

@@ -1,6 +1,7 @@
 """The numbers of one tensor: their definition, and one door behind which faster kernels take over.
 
-`summarize` measures a tensor, `summarize_many` a list of them at once, and `fingerprints` hashes each sample of a batch.
+`summarize` measures a tensor, `summarize_many` a list of them at once, `fingerprints` hashes each sample of a batch, and
+`likeness` gives nearly equal samples nearly equal signs.
 They work on any device, read nothing back to the host, draw no random numbers and leave no trace in autograd.
 `kernel_name` says what does the work.
 """
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from tracehooks.stats import cpu, gpu, reference
 from tracehooks.stats.layout import NAN, NEGINF, POSINF, Spec, nonfinite_rows, unpack
+from tracehooks.stats.likeness import likeness
 from tracehooks.stats.plain import plain
 
 __all__ = [
-    "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "measurable", "nonfinite", "nonfinite_at_hand",
-    "nonfinite_rows", "summarize", "summarize_at_hand", "summarize_many", "unpack",
+    "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "likeness", "measurable", "nonfinite",
+    "nonfinite_at_hand", "nonfinite_rows", "summarize", "summarize_at_hand", "summarize_many", "unpack",
 ]  # fmt: skip
 
 

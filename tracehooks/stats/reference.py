@@ -53,7 +53,7 @@ def hash_rows(x: Tensor) -> Tensor:
     step = max(1, CHUNK // max(1, x.shape[1]))
     for i, rows in enumerate(torch.split(x, step) if x.numel() else ()):
         total[i * step : i * step + len(rows)] = _digests(_words(rows), 0)
-    return _finish64(total ^ _signed(size * GOLDEN64))
+    return finish64(total ^ _signed(size * GOLDEN64))
 
 
 def nonfinite(x: Tensor) -> int:
@@ -124,7 +124,7 @@ def _hash(flat: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for i, part in enumerate(torch.split(flat, CHUNK) if flat.numel() else ()):
         total = total + _digests(_words(part.unsqueeze(0)), i * CHUNK * size // (4 * TILE)).sum()
-    return _finish64(total ^ _signed(flat.numel() * size * GOLDEN64))
+    return finish64(total ^ _signed(flat.numel() * size * GOLDEN64))
 
 
 def _words(rows: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def _digests(words: Tensor, first: int) -> Tensor:
     even, odd = mixed[:, ::2], mixed[:, 1::2]
     terms = even * odd + even + (odd << 32)
     sums = pad(terms, (0, tiles * TILE // 2 - terms.shape[1])).view(len(words), tiles, TILE // 2).sum(2)
-    return _finish64(sums + _numbered(first, tiles, words.device)).sum(1)
+    return finish64(sums + _numbered(first, tiles, words.device)).sum(1)
 
 
 def _numbered(first: int, count: int, device: torch.device) -> Tensor:
@@ -163,7 +163,7 @@ def _finish32(h: Tensor) -> Tensor:
     return h ^ (h >> 16)
 
 
-def _finish64(h: Tensor) -> Tensor:
+def finish64(h: Tensor) -> Tensor:
     """MurmurHash3's 64-bit finaliser on uint64 held in int64."""
     for factor in (FINAL_A, FINAL_B):
         h = (h ^ _shift33(h)) * _signed(factor)
@@ -184,14 +184,14 @@ def _sketch(chunks: list[Chunk], flat: Tensor) -> Tensor:
     """Signed sums over buckets i mod 16: float64 of shape (16,)."""
     total = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=flat.device)
     for i, (values, _, _) in enumerate(chunks):
-        signed = values * _signs(i * CHUNK, values.numel(), flat.device)
+        signed = values * signs(i * CHUNK, values.numel(), flat.device)
         total = total + pad(signed, (0, -signed.numel() % SKETCH_SIZE)).view(-1, SKETCH_SIZE).sum(0)
     return total
 
 
-def _signs(start: int, count: int, device: torch.device) -> Tensor:
+def signs(start: int, count: int, device: torch.device) -> Tensor:
     """float64 signs of elements start …, a multiple of GROUP: bit i mod GROUP of a finaliser of i div GROUP."""
-    bits = _finish64(_numbered(start // GROUP, -(-count // GROUP), device))
+    bits = finish64(_numbered(start // GROUP, -(-count // GROUP), device))
     shifts = torch.arange(GROUP, dtype=torch.int64, device=device)
     return (1 - 2 * ((bits.unsqueeze(1) >> shifts) & 1)).view(-1)[:count].to(torch.float64)
 
