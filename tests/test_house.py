@@ -19,8 +19,8 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 PUBLIC = {
     "Config", "Diff", "Finding", "FirstNonFinite", "NonFiniteError", "Run", "Trace", "TracehooksError", "__version__",
-    "attach", "audio", "checkpoint", "diagnose", "diff", "experiments", "golden", "mask", "neutrality", "open", "probe",
-    "repair", "tokens", "verify_fix",
+    "attach", "audio", "checklist", "checkpoint", "diagnose", "diff", "experiments", "golden", "mask", "neutrality", "open",
+    "probe", "repair", "tokens", "verify_fix",
 }  # fmt: skip
 
 VIOLATIONS = [

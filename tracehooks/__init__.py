@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tracehooks.experiments import golden as golden
     from tracehooks.experiments.neutral import neutrality as neutrality
     from tracehooks.surface.attach import attach as attach
+    from tracehooks.surface.offline import checklist as checklist
     from tracehooks.surface.offline import diagnose as diagnose
     from tracehooks.surface.offline import diff as diff
     from tracehooks.surface.offline import open as open
@@ -42,6 +43,7 @@ _ROOMS = {
     "TracehooksError": "core.errors",
     "attach": "surface.attach",
     "audio": "capture.probes",
+    "checklist": "surface.offline",
     "checkpoint": "checkpoint",
     "diagnose": "surface.offline",
     "diff": "surface.offline",

@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.rules.cases import Case, batches, trained
+from tests.rules.cases import Case, Ranks, Resumed, batches, trained
 
 
 class Broken(NamedTuple):
     """A case and what must be found."""
 
-    build: Callable[[], Case]
+    build: Callable[[], Case | Ranks | Resumed]
     rule: str
     cause: str | None
     evidence: dict[str, Any]

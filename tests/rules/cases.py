@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+import tracehooks
 
 
 @dataclass
@@ -21,6 +28,50 @@ class Case:
     after: Callable[[int, Any], object] = lambda number, trace: None
     raises: bool = False
     """Whether the failure ends in a RuntimeError of torch's own."""
+
+    def record(self, path: Path) -> None:
+        """Train while the run is recorded."""
+        trace = tracehooks.attach(self.model, path, quiet=True, **self.options)
+        try:
+            for number in range(self.steps):
+                self.step(number)
+                self.after(number, trace)
+        except RuntimeError:
+            if not self.raises:
+                raise
+        finally:
+            trace.close()
+
+
+@dataclass
+class Resumed:
+    """Training that ends and is resumed in the same directory."""
+
+    before: Case
+    after: Case
+
+    def record(self, path: Path) -> None:
+        """One after the other."""
+        self.before.record(path)
+        self.after.options["resume"] = True
+        self.after.record(path)
+
+
+@dataclass
+class Ranks:
+    """Training of several processes: `tests.rules.ranks` run with the name of what they do."""
+
+    what: str
+    size: int = 2
+
+    def record(self, path: Path) -> None:
+        """All of them, until each has ended."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self.size)}
+        command = [sys.executable, "-m", "tests.rules.ranks", str(path), self.what]
+        ranks = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in range(self.size)]
+        assert [process.wait() for process in ranks] == [0] * self.size
 
 
 Loss = Callable[[nn.Module, int], Tensor]

@@ -28,20 +28,11 @@ def _one_thread_and_seed() -> Iterator[None]:
 
 @pytest.fixture
 def diagnosed(tmp_path: Path) -> Diagnose:
-    """diagnosed(case): attach to the case's model, run its steps, close, diagnose. No recorder error may have happened."""
+    """diagnosed(case): record the case and diagnose the run. No recorder error may have happened."""
 
     def run(case: Any) -> list[Finding]:
         path = tmp_path / "run"
-        trace = tracehooks.attach(case.model, path, quiet=True, **case.options)
-        try:
-            for number in range(case.steps):
-                case.step(number)
-                case.after(number, trace)
-        except RuntimeError:
-            if not case.raises:
-                raise
-        finally:
-            trace.close()
+        case.record(path)
         events = tracehooks.open(path).events(["message"], where="kind = 'recorder_error'")
         assert events["message"].to_pylist() == []
         _answers_are_whole(tracehooks.open(path))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
-from tests.rules.broken import BROKEN, Broken
+import tracehooks
+from tests.rules.broken import BROKEN, Broken, mlp, regression
+from tests.rules.broken_data import DATA
+from tests.rules.broken_training import TRAINING
+from tests.rules.cases import trained
 from tests.rules.conftest import Diagnose
-from tracehooks.analysis.rules import RULES
+from tracehooks.analysis.rules import RULES, probed
 
-EXEMPT = {"nonfinite"}
-"""Tested with the locator, whose verdict it repeats."""
+ALL = [*BROKEN, *TRAINING, *DATA]
+
+EXEMPT = {"nonfinite", "similar_across_runs"} | {rule.name for rule in probed.RULES} | {"condition_truncated"}
+"""Tested with the locator, whose verdict it repeats; with two runs, below; and with what probes leave, in test_probed."""
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
 @pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: f"{broken.build.__name__}-{broken.rule}")
+@pytest.mark.parametrize("broken", ALL, ids=lambda broken: f"{broken.build.__name__}-{broken.rule}")
 def test_a_failure_is_named(broken: Broken, diagnosed: Diagnose) -> None:
     """The finding has the rule, the cause and the evidence of what was broken, and says what to check next."""
     findings = diagnosed(broken.build())
@@ -33,4 +42,15 @@ def test_a_failure_is_named(broken: Broken, diagnosed: Diagnose) -> None:
 
 def test_every_rule_has_a_failure() -> None:
     """No rule is without a run that it speaks about, and no cause without one that has it."""
-    assert {broken.rule for broken in BROKEN} == {rule.name for rule in RULES} - EXEMPT
+    assert {broken.rule for broken in ALL} == {rule.name for rule in RULES} - EXEMPT
+
+
+def test_a_change_without_effect_is_a_note(tmp_path: Path) -> None:
+    """A run whose one change, a rate of decay that nothing reads, leaves every gradient as it was says so; another says by
+    how much they agree."""
+    for name, seed in (("control", 0), ("changed", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        trained(mlp(6, 8, 1), regression).record(tmp_path / name)
+    (found,) = tracehooks.diagnose(tmp_path / "changed", tmp_path / "control")
+    assert (found.rule, found.severity, found.evidence["share"]) == ("similar_across_runs", "info", 1.0)
+    assert tracehooks.diagnose(tmp_path / "other", tmp_path / "control") == []

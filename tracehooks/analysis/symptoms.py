@@ -86,9 +86,7 @@ def _answered(cause: Cause, judgements: Sequence[Judgement]) -> Item:
     findings = tuple(finding for judgement in judgements for finding in judgement.findings)
     ruled_out = {judgement.rule.name: judgement.because for judgement in judgements if judgement.because}
     missing = {judgement.rule.name: judgement.rule.needs for judgement in judgements if judgement.status == "not known"}
-    status: Status = (
-        "found" if findings else "ruled out" if ruled_out and not missing and not cause.ask else "not known"
-    )
+    status: Status = "found" if findings else "ruled out" if ruled_out and not missing else "not known"
     worst = sorted(findings, key=lambda finding: WEIGHT[finding.severity])
     return Item(cause.says, status, tuple(worst), ruled_out, missing, cause.ask)
 
@@ -107,6 +105,7 @@ _OVERFIT = "tracehooks.experiments.overfit(model, loss_fn, batch)"
 _INFLUENCE = "tracehooks.experiments.influence(model, batch, inputs)"
 
 _FLAT_LOSS = (
+    Cause("the loss really is flat", ("loss_not_decreasing",)),
     Cause("the learning rate is zero, or too small for the parameters", ("zero_lr", "update_ratio", "clipped_away")),
     Cause(
         "parameters are frozen, or no optimizer holds them",
@@ -121,8 +120,8 @@ _FLAT_LOSS = (
         ("optimizer_step_skipped", "amp_skipped_steps", "clip_on_scaled_grads", "update_rounded_away"),
     ),
     Cause(
-        "targets are constant, or belong to other positions",
-        ("constant_targets", "misaligned_targets", "repeated_batch", "same_order_each_epoch", "class_imbalance"),
+        "targets are constant, unbalanced, confused, or belong to other positions",
+        ("constant_targets", "misaligned_targets", "class_imbalance", "confusion"),
     ),
     Cause("targets are random", (), f"{_OVERFIT}: only what is learnable falls by more than memory allows"),
     Cause("nothing, or nearly nothing, counts in the loss", ("empty_mask", "nearly_empty_mask", "inverted_mask")),
@@ -136,10 +135,10 @@ _FLAT_LOSS = (
         ("dead_activations", "partly_dead_units", "saturation", "constant_activations", "dead_modules"),
     ),
     Cause("the weights begin badly", ("poor_initialisation", "tensor_variance", "padding_row_nonzero")),
+    Cause("the same data comes again and again", ("repeated_batch", "same_order_each_epoch")),
     Cause("inputs are out of range, or move", ("unnormalised_images", "input_drift", "nonfinite")),
     Cause("training is unstable", ("exploding_gradients", "exploding_logits", "logit_scale_at_clamp")),
     Cause("modules are in the wrong mode", ("eval_mode_in_training",)),
-    Cause("the loss is flat", ("loss_not_decreasing",)),
     Cause("the model lacks the capacity", (), f"{_OVERFIT}: whether it can represent one small batch"),
 )
 

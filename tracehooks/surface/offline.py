@@ -15,6 +15,8 @@ from tracehooks.analysis.first import first as first_of_run
 from tracehooks.analysis.fixes import Fix, judge_fix, paired_runs
 from tracehooks.analysis.rules import diagnose as diagnose_run
 from tracehooks.analysis.steps import Rename, Steps
+from tracehooks.analysis.symptoms import Checklist
+from tracehooks.analysis.symptoms import checklist as checklist_of_run
 from tracehooks.core.records import Finding, FirstNonFinite, RunSource
 from tracehooks.storage import Run, open_run
 from tracehooks.storage import repair as repair
@@ -70,6 +72,21 @@ def diagnose(path: Source, control: Source | None = None) -> list[Finding]:
         NotARunError, UnreadableRunError, FormatVersionError: as `open`.
     """
     return diagnose_run(_opened(path), None if control is None else _opened(control))
+
+
+def checklist(path: Source, symptom: str, control: Source | None = None) -> Checklist:
+    """The causes of a symptom, in order: found in this run, not known from it, ruled out by a number.
+
+    Args:
+        path: the run, or where it is.
+        symptom: flat-loss, nan, repetition, silence, ignores-condition, slow or too-good.
+        control: a run that is known to be fine; what is found there as well is left out.
+
+    Raises:
+        UnknownNameError: no such symptom; the nearest are listed.
+        NotARunError, UnreadableRunError, FormatVersionError: as `open`.
+    """
+    return checklist_of_run(_opened(path), symptom, None if control is None else _opened(control))
 
 
 def verify_fix(

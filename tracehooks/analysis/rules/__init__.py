@@ -10,13 +10,22 @@ from dataclasses import replace
 
 from tracehooks.analysis.rules import (
     activations,
+    conditions,
     data,
     gradients,
+    learning,
+    masks,
     nonfinite,
     objective,
+    outputs,
     precision,
+    probed,
+    ranks,
+    scales,
     speed,
+    splits,
     state,
+    targets,
     updates,
 )
 from tracehooks.analysis.rules.facts import Facts
@@ -26,13 +35,22 @@ from tracehooks.core.records import Finding, RunSource, Severity
 RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
     *objective.RULES,
+    *targets.RULES,
     *precision.RULES,
     *updates.RULES,
     *gradients.RULES,
+    *outputs.RULES,
     *activations.RULES,
+    *scales.RULES,
+    *masks.RULES,
     *data.RULES,
+    *conditions.RULES,
+    *probed.RULES,
+    *splits.RULES,
     *state.RULES,
+    *ranks.RULES,
     *speed.RULES,
+    *learning.RULES,
 )
 """Every rule, causes before what they bring about: findings of equal weight keep this order."""
 
@@ -52,15 +70,15 @@ def diagnose(run: RunSource, control: RunSource | None = None) -> list[Finding]:
 
 def judge(run: RunSource, control: RunSource | None = None) -> list[Judgement]:
     """What every rule answers, in the order of the catalogue; ``control`` as in `diagnose`."""
-    judgements = _judged(run)
+    judgements = _judged(run, control)
     if control is None:
         return judgements
-    usual = {(finding.rule, finding.site) for judgement in _judged(control) for finding in judgement.findings}
+    usual = {(finding.rule, finding.site) for judgement in _judged(control, None) for finding in judgement.findings}
     return [_without(judgement, usual) for judgement in judgements]
 
 
-def _judged(run: RunSource) -> list[Judgement]:
-    facts = Facts(run)
+def _judged(run: RunSource, control: RunSource | None) -> list[Judgement]:
+    facts = Facts(run, control)
     return [rule.judge(facts) for rule in RULES]
 
 

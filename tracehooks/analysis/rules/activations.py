@@ -10,6 +10,9 @@ from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 
 TOKENS_EACH = 8
+DEAD_UNITS, UNIT_STEPS, UNIT_ROWS = 0.5, 4, 32
+FLAT = 0.01
+DERIVATIVE = ("Sigmoid", "Tanh")
 ROUNDING = 1e-4
 
 RECTIFYING = frozenset(
@@ -22,11 +25,11 @@ MODAL = ("Dropout", "DropPath", "StochasticDepth", "BatchNorm")
 
 
 @rule(
-    sees="an activation that is zero for every input, so that nothing before it learns; functional ones by the "
-    "module before",
-    threshold=f"all elements zero in every one of {LASTING} or more steps up to the last (for a functional "
-    "rectifier: nothing positive before it, and all gradients zero); a sparse layer in which every unit fires for "
-    "some sample is fine",
+    sees="an activation that is zero for every input, so that nothing before it learns; functional ones by the module "
+    "before",
+    threshold=f"all elements zero in every one of {LASTING} or more steps up to the last (for a functional rectifier: "
+    "nothing positive before it, and all gradients zero); a sparse layer in which every unit fires for some sample is "
+    "fine",
     source="Maas, Hannun and Ng, 2013: a unit that is negative for all inputs has no gradient",
     needs=needs.OUTPUTS,
     next_check="find the step before: a large learning rate, or a bias that went far below zero",
@@ -63,8 +66,8 @@ def dead_activations(facts: Facts) -> Answers:
 @rule(
     sees="a normalisation or activation whose output does not depend on its input: it normalises one element, or is "
     "saturated",
-    threshold=f"all elements equal in every one of {LASTING} or more steps up to the last, or an op of it at "
-    "which gradients end",
+    threshold=f"all elements equal in every one of {LASTING} or more steps up to the last, or an op of it at which "
+    "gradients end",
     source="(x − mean(x)) of one element is zero; softmax of one element is one",
     needs=needs.OUTPUTS,
     next_check="check the dimension it runs over and its size",
@@ -125,8 +128,8 @@ def dead_modules(facts: Facts) -> Answers:
 
 @rule(
     sees="training with modules in evaluation mode: dropout and batch statistics are off",
-    threshold="the whole model, with a module to which the mode matters, in evaluation mode in a pass with "
-    "gradients; parts that are set so inside a model in training mode are taken as meant",
+    threshold="the whole model, with a module to which the mode matters, in evaluation mode in a pass with gradients; "
+    "parts that are set so inside a model in training mode are taken as meant",
     source="torch.nn.Module.eval stays in force until train() is called",
     needs="a training pass of the root while the trace is attached",
     next_check="call model.train() after every evaluation, and at the start after loading a model",
@@ -249,8 +252,94 @@ def padding_row_nonzero(facts: Facts) -> Answers:
         yield Clear(f"{len(loud)} of {len(rows)} padding rows are not zero")
 
 
+@rule(
+    sees="a layer many of whose units never fire, before a rectifier",
+    threshold=f"at least {DEAD_UNITS:.0%} of the elements of the gradient of its bias are exactly zero in each of "
+    f"{UNIT_STEPS} or more recorded steps of the last half, over {UNIT_ROWS} or more outputs a unit and step, where "
+    "part of the gradient of its output is zero too",
+    source="Maas, Hannun and Ng, 2013; Lu et al., 2020, Dying ReLU: a unit that is negative for all inputs gets no gradient",
+    needs=needs.GRADIENTS + ', and "output_grads"',
+    next_check="a smaller learning rate, a leaky rectifier, or another initialisation; which step killed them?",
+    evidence=("params", "modules", "fraction", "count", "cause"),
+    causes=("dying_relu",),
+)
+def partly_dead_units(facts: Facts) -> Answers:
+    masked = {site.module for site in facts.of_phase("backward") if 0 < site.zeros < site.elements}
+    rows = {site.module: site.count // max(1, site.shape[-1] if len(site.shape) < 4 else site.shape[1])
+            for site in facts.of_phase("forward") if site.shape}  # fmt: skip
+    biases = [
+        site
+        for site in facts.gradients.values()
+        if site.slot == "bias" and site.module in masked and rows.get(site.module, 0) >= UNIT_ROWS and site.count > 1
+    ]
+    if not facts.gradients or not facts.of_phase("backward") or len(facts.recorded) < 2 * UNIT_STEPS:
+        return
+    middle = int(facts.recorded[len(facts.recorded) // 2])
+    shares = {
+        row["module"]: row
+        for row in facts.sql(
+            "SELECT module::VARCHAR AS module, min(zeros / count) AS least, count(*) AS steps FROM tensors "
+            f"WHERE phase::VARCHAR IN ('gradient', 'gradient_local') AND slot::VARCHAR = 'bias' AND step >= {middle} "
+            "AND count > 0 GROUP BY ALL"
+        ).to_pylist()
+    }
+    dead = [site for site in biases if shares[site.module]["least"] >= DEAD_UNITS and site.last_nonzero is not None]
+    for site in dead:
+        share = shares[site.module]["least"]
+        if shares[site.module]["steps"] >= UNIT_STEPS and share < 1:
+            text = f"{share:.0%} of the units of {site.module or '(root)'} get no gradient in any of the last steps"
+            evidence = {"params": [site.name], "modules": [site.module], "fraction": share,
+                        "count": round(share * site.count),
+                        "cause": "dying_relu"}  # fmt: skip
+            yield Found("warning", text, middle, site.module, evidence)
+    most = max((shares[site.module]["least"] for site in biases), default=0.0)
+    yield Clear(f"at most {most:.0%} of the units of one of {len(biases)} layers before rectifiers get no gradient")
+
+
+@rule(
+    sees="a bounded activation inside the model that sits at its bounds",
+    threshold=f"in every one of {LASTING} or more steps up to the last, by moments, the mean derivative of a sigmoid "
+    f"is below {FLAT:g}, or that of a tanh; the last module of the model, whose targets may be at the bounds, is left "
+    "out",
+    source="Glorot and Bengio, 2010: saturated units pass no gradient; E[s(1 − s)] = mean − rms² for a sigmoid, 1 − "
+    "rms² for tanh",
+    needs=needs.OUTPUTS,
+    next_check="normalise what goes in, or initialise the weights before it smaller",
+    evidence=("modules", "derivative", "count", "cause"),
+    causes=("saturated",),
+)
+def saturation(facts: Facts) -> Answers:
+    bounded = [site for site in facts.of_phase("forward") if site.type in DERIVATIVE and site.count > 1]
+    if not any(site.rows >= LASTING for site in facts.of_phase("forward")):
+        return
+    last = max((site.order for site in facts.of_phase("forward") if site.module), default=0)
+    inner = {site.module: site for site in bounded if site.order < last}
+    slope = {} if not inner else _slopes(facts)
+    flat = {path: slope[path] for path in inner if path in slope and slope[path] < FLAT}
+    for path, value in flat.items():
+        text = f"{path or '(root)'} ({inner[path].type}) sits at its bounds: its mean derivative is at most {value:.2g}"
+        evidence = {"modules": [path], "derivative": value, "count": inner[path].rows, "cause": "saturated"}
+        yield Found("warning", text, inner[path].first_step, path, evidence)
+    least = min((slope[path] for path in inner if path in slope), default=1.0)
+    yield Clear(f"the smallest mean derivative of {len(inner)} inner sigmoids and tanhs is {least:.2g}")
+
+
+def _slopes(facts: Facts) -> dict[str, float]:
+    """The largest mean derivative of each sigmoid and tanh over the last recorded steps, by moments."""
+    since = int(facts.recorded[-LASTING]) if len(facts.recorded) >= LASTING else facts.run_start
+    rows = facts.sql(
+        "SELECT module::VARCHAR AS module, max(CASE WHEN type::VARCHAR = 'Tanh' THEN 1 - rms * rms ELSE mean - rms * "
+        "rms END) "
+        "AS slope, count(DISTINCT step) AS steps FROM tensors WHERE phase::VARCHAR = 'forward' "
+        f"AND type::VARCHAR IN ('Tanh', 'Sigmoid') AND step >= {since} AND rms IS NOT NULL GROUP BY ALL"
+    )
+    return {row["module"]: max(row["slope"], 0.0) for row in rows.to_pylist() if row["steps"] >= LASTING}
+
+
 RULES = (
     dead_activations,
+    partly_dead_units,
+    saturation,
     constant_activations,
     dead_modules,
     eval_mode_in_training,

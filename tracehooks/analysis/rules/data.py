@@ -1,4 +1,4 @@
-"""The samples: repeated, in the same order, drifting, constant, shared between splits."""
+"""The samples: repeated, in the same order, drifting, out of range."""
 
 from __future__ import annotations
 
@@ -8,30 +8,13 @@ from typing import Any
 import numpy as np
 
 from tracehooks.analysis.rules import needs
-from tracehooks.analysis.rules.facts import Batches, Facts
+from tracehooks.analysis.rules.facts import LASTING, Batches, Facts
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, rule
 from tracehooks.analysis.rules.series import longest, period, trend
 
 REPEATS = 3
 DRIFT = 4.0
-ALIKE = 4
-OVERLAP = 2
-MATERIAL = (
-    "mask",
-    "position",
-    "type_id",
-    "index",
-    "edge",
-    "adj",
-    "coord",
-    "grid",
-    "length",
-    "cache",
-    "step",
-    "time",
-    "sigma",
-)
-"""Parts of the names of inputs that are often the same for good reason."""
+PIXEL = 16.0
 
 
 @rule(
@@ -118,7 +101,7 @@ def same_order_each_epoch(facts: Facts) -> Answers:
 def duplicate_augmentation(facts: Facts) -> Answers:
     for batches in facts.batches:
         digests = batches.digests
-        if len(digests) < 4 or period(digests) is not None or not _is_large(facts, batches.name):
+        if len(digests) < 4 or period(digests) is not None or not facts.is_large(batches.name):
             continue
         for lag in range(1, min(17, len(digests) // 2 + 1)):
             again = digests[lag:] == digests[:-lag]
@@ -137,8 +120,8 @@ def duplicate_augmentation(facts: Facts) -> Answers:
 
 @rule(
     sees="an input whose values move away from where they began",
-    threshold=f"the mean moves by more than {DRIFT:g} standard deviations of the first steps, or the magnitude "
-    f"changes by more than {DRIFT:g}-fold, in rank order over the steps (Spearman 0.9)",
+    threshold=f"the mean moves by more than {DRIFT:g} standard deviations of the first steps, or the magnitude changes "
+    f"by more than {DRIFT:g}-fold, in rank order over the steps (Spearman 0.9)",
     source="a transform that works in place on a cached sample is applied once more in every epoch",
     needs=needs.INPUTS,
     next_check="load the same sample twice: are the values equal? Copy before an in-place transform",
@@ -170,92 +153,9 @@ def input_drift(facts: Facts) -> Answers:
         yield Clear(f"{slot} moved by {apart:.2g} standard deviations, its magnitude {growth:.3g}-fold")
 
 
-@rule(
-    sees="a condition that never varies: the same for every sample of every batch",
-    threshold=f"one fingerprint in {ALIKE} or more batches of two or more samples, while another input has many; "
-    "inputs named like masks, positions or times are left out",
-    source="content hashes of the samples: an empty caption, a label that is always the same",
-    needs=needs.SAMPLES,
-    next_check="print the condition next to its source: is it lost in tokenisation, in the collation, or absent from "
-    "the data?",
-    evidence=("input", "modules", "count", "cause"),
-    causes=("empty_condition",),
-)
-def constant_input(facts: Facts) -> Answers:
-    varied = {batches.name for batches in facts.batches if len(np.unique(batches.digests)) > 0.5 * len(batches.digests)}
-    if len(varied) == len(facts.batches):
-        if varied:
-            yield Clear(f"all {len(varied)} inputs vary from batch to batch")
-        return
-    rows = facts.sql(
-        "SELECT name::VARCHAR AS name, count(DISTINCT hash) AS contents, count(*) AS samples, "
-        "count(DISTINCT step) AS steps, max(index) AS largest FROM samples WHERE split::VARCHAR = 'train' "
-        "GROUP BY ALL ORDER BY name"
-    ).to_pylist()
-    for row in rows:
-        if (
-            varied
-            and row["contents"] == 1
-            and row["steps"] >= ALIKE
-            and row["largest"]
-            and not _is_material(row["name"])
-        ):
-            text = f"{row['name']} is the same for all {row['samples']} samples of {row['steps']} steps"
-            evidence = {
-                "count": row["samples"],
-                "cause": "empty_condition",
-                "input": row["name"],
-                "modules": facts.takers.get(row["name"]),
-            }
-            yield Found("warning", text, facts.run_start, f"input.{row['name']}", evidence)
-        else:
-            yield Clear(f"{row['name']} has {row['contents']} contents in {row['samples']} samples")
-
-
-@rule(
-    sees="samples that are in the training and in the validation data",
-    threshold=f"{OVERLAP} or more of the validation samples, but not all (to evaluate on training data may be meant, "
-    "and is a note), by content hash of the most varied input of two floating or four other elements",
-    source="content hashes of the samples",
-    needs=needs.SPLITS,
-    next_check="split by source id before anything is cut, shuffled or cached, and compare the ids",
-    evidence=("count", "share", "cause"),
-    causes=("shuffle_before_slice",),
-)
-def split_overlap(facts: Facts) -> Answers:
-    rows = facts.sql(
-        "WITH seen AS (SELECT name::VARCHAR AS name, hash, bool_or(split::VARCHAR = 'train') AS train, "
-        "bool_or(split::VARCHAR <> 'train') AS held_out, min(CASE WHEN split::VARCHAR <> 'train' THEN step END) AS step "
-        "FROM samples GROUP BY ALL) "
-        "SELECT name, count_if(train)::BIGINT AS train, count_if(held_out)::BIGINT AS held_out, "
-        "count_if(train AND held_out)::BIGINT AS shared, "
-        "min(CASE WHEN train THEN step END) AS step FROM seen GROUP BY name ORDER BY train DESC, name LIMIT 1"
-    ).to_pylist()
-    for row in rows:
-        if row["shared"] < OVERLAP or not _is_large(facts, row["name"]):
-            if row["train"] and row["held_out"]:
-                yield Clear(f"{row['shared']} of {row['held_out']} validation samples are training samples")
-            continue
-        share = row["shared"] / row["held_out"]
-        text = f"{row['shared']} of {row['held_out']} validation samples are training samples ({share:.0%})"
-        evidence = {"count": row["shared"], "share": share, "cause": "shuffle_before_slice"}
-        yield Found("warning" if share < 1 else "info", text, row["step"], row["name"], evidence)
-
-
 def _main(facts: Facts) -> Batches | None:
     """The batches by their most varied input."""
     return facts.batches[0] if facts.batches else None
-
-
-def _is_large(facts: Facts, name: str) -> bool:
-    """Whether samples of an input are not equal by chance: of two floating elements or more, or four of others."""
-    sites = [site for site in facts.of_phase("input") if site.module == "" and site.slot == f"input.{name}"]
-    least = [2 if "float" in site.dtype else 4 for site in sites]
-    return all(not site.shape or site.count >= few * site.shape[0] for site, few in zip(sites, least, strict=True))
-
-
-def _is_material(name: str) -> bool:
-    return any(part in name.lower() for part in MATERIAL)
 
 
 def _loaders(facts: Facts) -> list[Mapping[str, Any]]:
@@ -279,11 +179,36 @@ def _epoch_stands_still(facts: Facts, loader: Mapping[str, Any] | None) -> bool:
     return len(epochs) == 1
 
 
+@rule(
+    sees="pictures that are not normalised: numbers from 0 to 255 as floats",
+    threshold="an input of the root of four dimensions with 1, 3 or 4 channels, nothing negative, and above "
+    f"{PIXEL:g}, in every one of {LASTING} or more steps",
+    source="LeCun et al., 1998, Efficient backprop: inputs of mean zero and equal variance; SageMaker's NotNormalizedImages",
+    needs="pictures among the root's inputs, in three or more steps",
+    next_check="divide by 255, subtract the mean and divide by the standard deviation of each channel",
+    evidence=("input", "min", "max", "count", "cause"),
+    causes=("pixels_as_they_are",),
+)
+def unnormalised_images(facts: Facts) -> Answers:
+    for site in facts.of_phase("input"):
+        if site.module or len(site.shape) != 4 or "float" not in site.dtype or site.rows < LASTING:
+            continue
+        if not {site.shape[1], site.shape[3]} & {1, 3, 4} or site.least is None or site.greatest is None:
+            continue
+        if site.least >= 0 and site.greatest > PIXEL:
+            text = (
+                f"{site.slot} has numbers from {site.least:g} to {site.greatest:g}: pictures as they come from a file"
+            )
+            evidence = {"input": site.slot, "min": site.least, "max": site.greatest, "count": site.rows,
+                        "cause": "pixels_as_they_are"}  # fmt: skip
+            yield Found("warning", text, site.first_step, site.slot, evidence)
+        yield Clear(f"{site.slot} has numbers from {site.least:.3g} to {site.greatest:.3g}")
+
+
 RULES = (
     repeated_batch,
     same_order_each_epoch,
     duplicate_augmentation,
     input_drift,
-    constant_input,
-    split_overlap,
+    unnormalised_images,
 )

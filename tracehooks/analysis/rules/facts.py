@@ -7,8 +7,9 @@ it asks with a query narrowed to few rows.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracehooks.analysis.engine import Queries
+from tracehooks.analysis.rules.series import notch
 from tracehooks.core.records import RunSource
 
 Floats = NDArray[np.float64]
@@ -25,6 +27,10 @@ Ints = NDArray[np.int64]
 
 LASTING = 3
 """Recorded steps up to the last in which something must hold to be more than chance."""
+
+ADAPTIVE = ("Adam", "Adagrad", "RMSprop", "Rprop", "Adafactor", "Adadelta", "Lion")
+"""Parts of the names of optimizers whose steps do not depend on the scale of the gradients."""
+VALIDATION = re.compile(r"(^|[/_.-])(val|valid|validation|eval|evaluation|test|dev)([/_.-]|$)")
 
 _SITES = """
 SELECT phase::VARCHAR AS phase, module::VARCHAR AS module, slot::VARCHAR AS slot, call,
@@ -37,7 +43,7 @@ SELECT phase::VARCHAR AS phase, module::VARCHAR AS module, slot::VARCHAR AS slot
        max(CASE WHEN max > 0 THEN step END) AS last_positive,
        sum(count)::BIGINT AS elements, sum(zeros)::BIGINT AS zeros,
        sum(nan + posinf + neginf)::BIGINT AS nonfinite,
-       max(absmax) AS absmax, exp(avg(CASE WHEN rms > 0 THEN ln(rms) END)) AS rms,
+       max(absmax) AS absmax, min(min) AS least, max(max) AS greatest, exp(avg(CASE WHEN rms > 0 THEN ln(rms) END)) AS rms,
        min(hash) AS least_hash, max(hash) AS greatest_hash
 FROM tensors GROUP BY ALL ORDER BY "order"
 """
@@ -80,6 +86,9 @@ class Seen:
     absmax: float | None
     rms: float | None
     """Geometric mean over the rows that are not all zero."""
+    least: float | None
+    greatest: float | None
+    """The smallest and the largest finite element of all rows."""
     least_hash: int | None
     greatest_hash: int | None
 
@@ -132,8 +141,8 @@ class Batches(NamedTuple):
 class Facts:
     """One run, as rules see it."""
 
-    def __init__(self, run: RunSource) -> None:
-        self.run = run
+    def __init__(self, run: RunSource, control: RunSource | None = None) -> None:
+        self.run, self.control = run, control
         self._queries = Queries(run)
 
     def sql(self, statement: str) -> pa.Table:
@@ -221,6 +230,72 @@ class Facts:
             if name.startswith(prefix) and name.removeprefix(prefix).count(".") <= 1
         }
         return members >= 2 and any(len(shape) == 2 and shape[0] == members for shape in beside.values())
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether every optimizer divides gradients by their own size, so that a scale of the gradients does not matter."""
+        return all(any(part in known["class"] for part in ADAPTIVE) for known in self.optimizers)
+
+    @cached_property
+    def relative_updates(self) -> dict[str, float]:
+        """Norm of what a step does to each weight over that of the weight, geometric means over the steps: for weights of
+        two dimensions or more that are held by an optimizer."""
+        return {
+            name: update.rms / weight.rms
+            for name, update in self.updates.items()
+            if (weight := self.parameters.get(name)) is not None
+            and weight.rms
+            and update.rms
+            and len(weight.shape) >= 2
+        }
+
+    @cached_property
+    def falls(self) -> bool:
+        """Whether the loss fell by a hundredth or more, from the first three or the first tenth to the last, and by more
+        than it wavers."""
+        values = self.scalar("loss").values
+        if not len(values):
+            return False
+        part = max(3, len(values) // 10)
+        first, last = float(np.median(values[:part])), float(np.median(values[-part:]))
+        return first - last > max(0.01 * abs(first), float(np.hypot(notch(values[:part]), notch(values[-part:]))))
+
+    @cached_property
+    def validation_loss(self) -> Series:
+        """A loss that was recorded under a name of validation, or that the root returned in passes without gradients."""
+        for name, series in self._scalars.items():
+            if "loss" in name.lower() and VALIDATION.search(name.lower()):
+                return series
+        rows = self.sql(
+            "SELECT t.step, avg(t.mean) AS value FROM tensors t JOIN (SELECT DISTINCT step, micro, rank FROM samples "
+            "WHERE split::VARCHAR = 'validation') s ON t.step = s.step AND t.micro = s.micro AND t.rank = s.rank "
+            "WHERE t.phase::VARCHAR = 'forward' AND t.module::VARCHAR = '' AND t.slot::VARCHAR LIKE '%.loss' AND "
+            "t.count = 1 "
+            "AND t.mean IS NOT NULL GROUP BY t.step ORDER BY t.step"
+        )
+        return Series(rows["step"].to_numpy(), rows["value"].to_numpy())
+
+    def is_site(self, site: Seen) -> str:
+        """The SQL condition that rows are of one site's module and slot."""
+        return f"module = {quoted(site.module)} AND slot = {quoted(site.slot)}"
+
+    def over_steps(self, column: str, where: str) -> Iterator[tuple[str, Ints, Floats]]:
+        """A column of the tensors table step by step, its largest where a step has several rows: for each slot, its steps
+        and values. ``where`` is an SQL condition over the columns phase, module, slot, type and dtype as text."""
+        rows = self.sql(
+            "SELECT slot, step, max(value) AS value FROM (SELECT phase::VARCHAR AS phase, module::VARCHAR AS module, "
+            f"slot::VARCHAR AS slot, step, {column} AS value FROM tensors) "
+            f"WHERE {where} AND value IS NOT NULL GROUP BY ALL ORDER BY slot, step"
+        )
+        slots = np.array(rows["slot"].to_pylist(), dtype=object)
+        for slot in dict.fromkeys(slots):
+            yield str(slot), rows["step"].to_numpy()[slots == slot], rows["value"].to_numpy()[slots == slot]
+
+    def is_large(self, name: str) -> bool:
+        """Whether samples of an input are not equal by chance: of two floating elements or more, or four of others."""
+        sites = [site for site in self.of_phase("input") if site.module == "" and site.slot == f"input.{name}"]
+        least = [2 if "float" in site.dtype else 4 for site in sites]
+        return all(not site.shape or site.count >= few * site.shape[0] for site, few in zip(sites, least, strict=True))
 
     @cached_property
     def graphs(self) -> int:
@@ -324,6 +399,11 @@ class Facts:
             fresh[1:] = (digests[1:] != digests[:-1]) | (steps[1:] != steps[:-1])
             found.append(Batches(str(name), steps[fresh], samples[fresh], digests[fresh]))
         return sorted(found, key=lambda batches: -len(np.unique(batches.digests)))
+
+
+def quoted(text: str) -> str:
+    """A string as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _parsed(details: str) -> dict[str, Any]:

@@ -82,12 +82,12 @@ def integer_conversion(facts: Facts) -> Answers:
 
 
 @rule(
-    sees="parameters in an optimizer that take no part in the loss: their module is never called, or its result "
-    "never used",
+    sees="parameters in an optimizer that take no part in the loss: their module is never called, or its result never "
+    "used",
     threshold="no gradient in any step, experts behind a router left out; a warning under DistributedDataParallel, "
     "which then fails or hangs, else a note",
-    source="torch.nn.parallel.DistributedDataParallel: every parameter must get a gradient, or "
-    "find_unused_parameters be set",
+    source="torch.nn.parallel.DistributedDataParallel: every parameter must get a gradient, or find_unused_parameters "
+    "be set",
     needs=needs.GRAPH,
     next_check="use the result in the loss, or take the module out of the model or of the optimizer",
     evidence=("params", "count", "cause"),
@@ -250,8 +250,8 @@ def vanishing_gradients(facts: Facts) -> Answers:
 @rule(
     sees="gradients that grow out of bounds, over the steps together with the loss, or within a step back in time",
     threshold=f"gradient norm up by {DIVERGED:g} and loss by 10 from the first tenth of the steps to the last; "
-    f"gradients of one module's calls that grow by {GROWN:g} towards the first call; or, with a module that works "
-    f"step by step in time, a gradient norm of {OUT_OF_PROPORTION:g} times that of the weights",
+    f"gradients of one module's calls that grow by {GROWN:g} towards the first call; or, with a module that works step "
+    f"by step in time, a gradient norm of {OUT_OF_PROPORTION:g} times that of the weights",
     source="Pascanu, Mikolov and Bengio, 2013: recurrent weights with a gain above one; a step beyond 2/curvature "
     "diverges",
     needs=needs.LOSS + ", in four or more steps",

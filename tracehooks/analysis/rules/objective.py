@@ -15,8 +15,8 @@ NEARLY_EMPTY = 0.001
 @rule(
     sees="a difference of predictions and targets whose shapes were broadcast: one prediction a sample against every "
     "target",
-    threshold="shapes (N, 1, …) and (N, …), N above one, that came out as (N, N, …), next to the loss and outside "
-    "the modules",
+    threshold="shapes (N, 1, …) and (N, …), N above one, that came out as (N, N, …), next to the loss and outside the "
+    "modules",
     source="broadcasting of torch and NumPy: (N, 1) − (N,) is (N, N); such a model learns the mean of the targets",
     needs=needs.GRAPH,
     next_check="squeeze the prediction or unsqueeze the target, so that both shapes are equal",
@@ -54,8 +54,8 @@ def double_softmax(facts: Facts) -> Answers:
 
 @rule(
     sees="targets of which none, or nearly none, counts in the loss; masks that keep nothing",
-    threshold="every target ignored in at least half of the steps, or a mask that keeps nothing in most of them "
-    f"while loss or gradients are zero; single empty batches, and less than {NEARLY_EMPTY:.1%} kept, are a note",
+    threshold="every target ignored in at least half of the steps, or a mask that keeps nothing in most of them while "
+    f"loss or gradients are zero; single empty batches, and less than {NEARLY_EMPTY:.1%} kept, are a note",
     source="torch.nn.functional.cross_entropy(ignore_index): ignored targets do not contribute to the gradient",
     needs=needs.TARGETS + ", or " + needs.MASKS,
     next_check="decode one batch of labels: which positions should carry a target, and which rule removes them",

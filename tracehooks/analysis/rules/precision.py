@@ -7,10 +7,14 @@ import numpy as np
 from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
+from tracehooks.analysis.rules.updates import stands_still
 
 SKIPPED_RUNNING = 5
 SKIPPED_SHARE = 0.1
 ROUNDED_AWAY = 0.99
+COLLAPSED = 1.0
+UNDERFLOWS = 0.5
+SMALLEST_NORMAL = 2.0**-14
 LOW_PRECISION = {"bfloat16": "bf16_resolution", "float16": "fp16_resolution"}
 
 
@@ -60,8 +64,8 @@ def amp_skipped_steps(facts: Facts) -> Answers:
 
 @rule(
     sees="gradients that were clipped while they were still multiplied by the loss scale",
-    threshold="the scaler had not unscaled them before its step, and their scaled norm is one and the same number, "
-    "to 0.1 %, in at least half of the steps and three of them",
+    threshold="the scaler had not unscaled them before its step, and their scaled norm is one and the same number, to "
+    "0.1 %, in at least half of the steps and three of them",
     source="torch.amp documentation, Gradient clipping: without unscale_ the threshold applies to scaled gradients",
     needs=needs.SCALER,
     next_check="call scaler.unscale_(optimizer) before clip_grad_norm_",
@@ -105,7 +109,7 @@ def clip_on_scaled_grads(facts: Facts) -> Answers:
 def update_rounded_away(facts: Facts) -> Answers:
     if not any((series.values > 0).any() for series in facts.scalars("lr/").values()):
         return
-    lost = [site for name, site in facts.updates.items() if _rounded(site, facts.gradients.get(name))]
+    lost = [site for site in facts.updates.values() if _rounded(facts, site)]
     if not lost:
         if any(site.rows >= LASTING for site in facts.updates.values()):
             most = max(site.zeros / max(1, site.elements) for site in facts.updates.values())
@@ -131,11 +135,108 @@ def update_rounded_away(facts: Facts) -> Answers:
     )
 
 
-def _rounded(update: Seen, gradient: Seen | None) -> bool:
-    if gradient is None or update.rows < LASTING or not gradient.elements or not update.elements:
+def _rounded(facts: Facts, update: Seen) -> bool:
+    gradient = facts.gradients.get(update.name)
+    if (
+        gradient is None
+        or stands_still(facts, update)
+        or update.rows < LASTING
+        or not gradient.elements
+        or not update.elements
+    ):
         return False
     moved_at_least = 1 - gradient.zeros / gradient.elements
     return moved_at_least > 0.5 and update.zeros >= ROUNDED_AWAY * update.elements
+
+
+@rule(
+    sees="a loss scale that has collapsed",
+    threshold=f"it ends below {COLLAPSED:g} after it was {COLLAPSED:g} or more: gradients overflow at every scale",
+    source="torch.amp.GradScaler halves the scale at each overflow and begins at 65536; gradients of float16 below "
+    "6e-8 are zero",
+    needs=needs.SCALER,
+    next_check="tracehooks first RUN: which gradient is not finite, and is it so in full precision?",
+    evidence=("scale_start", "scale_end", "count", "cause"),
+    causes=("overflow_at_every_scale",),
+)
+def scale_collapsed(facts: Facts) -> Answers:
+    scale = facts.scalar("scale")
+    if not len(scale.values):
+        return
+    first, last = float(scale.values.max()), float(scale.values[-1])
+    if last < COLLAPSED <= first:
+        text = f"the loss scale fell from {first:g} to {last:g}"
+        evidence = {
+            "scale_start": first,
+            "scale_end": last,
+            "count": len(scale.values),
+            "cause": "overflow_at_every_scale",
+        }
+        yield Found("error", text, int(scale.steps[int(np.argmax(scale.values < COLLAPSED))]), "", evidence)
+    yield Clear(f"the loss scale went from {scale.values[0]:g} to {last:g}")
+
+
+@rule(
+    sees="gradients of float16 that are too small for it: most of them are zero or have lost their bits",
+    threshold=f"of the gradients of outputs in float16 {UNDERFLOWS:.0%} or more have a magnitude of at most "
+    f"{SMALLEST_NORMAL:.1e} in all of {LASTING} or more steps, or nothing but zeros",
+    source="Micikevicius et al., 2018, Mixed precision training: magnitudes below 2⁻²⁴ are zero in float16, below "
+    "2⁻¹⁴ inexact; loss scaling moves them up",
+    needs='gradients of outputs in float16: "output_grads" in record=, and a model that computes in it',
+    next_check="scale the loss (torch.amp.GradScaler), or compute in bfloat16",
+    evidence=("modules", "count", "share", "cause"),
+    causes=("no_loss_scale", "scale_too_small"),
+)
+def gradient_underflow(facts: Facts) -> Answers:
+    half = [
+        site for site in facts.of_phase("backward") if site.dtype == "float16" and site.rows >= LASTING and site.count
+    ]
+    tiny = [site for site in half if (site.absmax or 0.0) <= SMALLEST_NORMAL]
+    share = len(tiny) / max(1, len(half))
+    if half and share >= UNDERFLOWS and any(site.last_nonzero is not None for site in half):
+        modules = list(dict.fromkeys(site.module for site in tiny))
+        text = f"{len(tiny)} of {len(half)} gradients of outputs in float16 are below its normal numbers"
+        scaled = len(facts.scalar("scale").values) > 0
+        evidence = {"modules": modules, "count": len(tiny), "share": share,
+                    "cause": "scale_too_small" if scaled else "no_loss_scale"}  # fmt: skip
+        yield Found("warning", text, facts.run_start, modules[0], evidence)
+    if facts.of_phase("backward"):
+        yield Clear(f"{len(tiny)} of {len(half)} gradients of outputs in float16 are below its normal numbers")
+
+
+@rule(
+    sees="modules that compute in another dtype than is meant: norms and softmax in float16, or float64 by accident",
+    threshold="outputs of a normalisation or softmax in float16 while the parameters are float32; or outputs in "
+    "float64 while the parameters are narrower",
+    source="torch.amp, op reference: layer_norm, softmax and losses run in float32 under autocast; NumPy makes float64",
+    needs=needs.OUTPUTS,
+    next_check="which cast, or which array of NumPy's, brings the dtype in?",
+    evidence=("modules", "dtype", "count", "cause"),
+    causes=("norm_in_float16", "float64_by_accident"),
+)
+def wrong_dtype(facts: Facts) -> Answers:
+    kinds = {site.dtype for site in facts.of_phase("parameter") if "float" in site.dtype}
+    outputs = facts.of_phase("forward")
+    if not kinds or not outputs:
+        return
+    wide = [site for site in outputs if site.dtype == "float64"] if "float64" not in kinds else []
+    narrow = (
+        [site for site in outputs if site.dtype == "float16" and _wants_float32(site)] if kinds == {"float32"} else []
+    )
+    for sites, cause, what in (
+        (narrow, "norm_in_float16", "a norm or softmax"),
+        (wide, "float64_by_accident", "an output"),
+    ):
+        if sites:
+            modules = list(dict.fromkeys(site.module for site in sites))
+            evidence = {"modules": modules, "dtype": sites[0].dtype, "count": len(modules), "cause": cause}
+            text = f"{listed(modules)}: {what} in {sites[0].dtype} while parameters are {', '.join(sorted(kinds))}"
+            yield Found("warning", text, sites[0].first_step, modules[0], evidence)
+    yield Clear(f"{len(wide) + len(narrow)} of {len(outputs)} outputs have a dtype that the parameters do not call for")
+
+
+def _wants_float32(site: Seen) -> bool:
+    return any(part in site.type for part in ("LayerNorm", "RMSNorm", "GroupNorm", "Softmax"))
 
 
 def _nonfinite_gradients(facts: Facts, step: int) -> list[str]:
@@ -146,4 +247,11 @@ def _nonfinite_gradients(facts: Facts, step: int) -> list[str]:
     return sorted(f"{row['module']}.{row['slot']}".lstrip(".") for row in rows)
 
 
-RULES = (amp_skipped_steps, clip_on_scaled_grads, update_rounded_away)
+RULES = (
+    amp_skipped_steps,
+    scale_collapsed,
+    clip_on_scaled_grads,
+    gradient_underflow,
+    wrong_dtype,
+    update_rounded_away,
+)

@@ -40,3 +40,10 @@ def period(values: NDArray[Any]) -> int | None:
         if (values[length:] == values[:-length]).all():
             return length if len(np.unique(values[:length])) == length else None
     return None
+
+
+def notch(values: NDArray[np.float64]) -> float:
+    """Half-width of the interval around a median that two medians must leave to differ: 1.57 IQR/√n (McGill, Tukey and
+    Larsen, 1978)."""
+    low, high = np.percentile(values, [25, 75])
+    return 1.57 * float(high - low) / float(np.sqrt(len(values)))

@@ -7,12 +7,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tracehooks.analysis.rules import needs
-from tracehooks.analysis.rules.facts import Facts
+from tracehooks.analysis.rules.facts import LASTING, Facts, Seen, quoted
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 from tracehooks.analysis.rules.series import longest
 
 ZERO_RATE_STEPS = 2
 CARRIED_SHARE = 0.4
+TOO_SMALL, TOO_LARGE = 1e-6, 0.5
+CLIPPED_TO_NOTHING = 1e-5
+NEVER = 20
+RESOLUTION = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+"""Half the spacing of numbers next to one."""
 
 
 @rule(
@@ -56,8 +61,8 @@ def zero_lr(facts: Facts) -> Answers:
 
 @rule(
     sees="gradients that an optimizer has used and that the next backward pass adds to",
-    threshold=f"two or more steps, and {CARRIED_SHARE:.0%} of those looked at, began with the old gradient still "
-    "there at every backward pass since the step before",
+    threshold=f"two or more steps, and {CARRIED_SHARE:.0%} of those looked at, began with the old gradient still there "
+    "at every backward pass since the step before",
     source="torch.optim: backward accumulates into .grad; only zero_grad empties it",
     needs=needs.OPTIMIZER + ", two or more times",
     next_check="call optimizer.zero_grad() once a step, before backward",
@@ -139,7 +144,7 @@ def frozen_param_changed(facts: Facts) -> Answers:
             module, _, slot = name.rpartition(".")
             rows = facts.sql(
                 "SELECT DISTINCT step FROM tensors WHERE phase::VARCHAR = 'update' AND zeros < count "
-                f"AND module::VARCHAR = {_quoted(module)} AND slot::VARCHAR = {_quoted(slot)} "
+                f"AND module::VARCHAR = {quoted(module)} AND slot::VARCHAR = {quoted(slot)} "
                 f"AND step >= {first} AND step < {last} ORDER BY step"
             )["step"].to_pylist()
             changed.setdefault(name, []).extend(rows)
@@ -179,8 +184,141 @@ def _only_the_front(order: Sequence[str], missing: Sequence[str], held: Sequence
     return len(missing) > len(held) and all(order.index(name) < before for name in missing)
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+@rule(
+    sees="steps that are far too small, or far too large, for the weights",
+    threshold="the relative update ‖Δw‖/‖w‖, in the median of all weights of two dimensions or more, is below "
+    f"{TOO_SMALL:g}, or above {TOO_LARGE:g}, over {LASTING} or more steps in which the loss does not fall by a "
+    "hundredth",
+    source="Karpathy, Stanford CS231n: the ratio should be near 1e-3; SageMaker Debugger's WeightUpdateRatio",
+    needs=needs.UPDATES,
+    next_check="experiments.learning_rate_range(…) sweeps the rate; change it by ten and look at the first steps",
+    evidence=("ratio", "learning_rate", "params", "count", "cause"),
+    causes=("learning_rate_too_small", "learning_rate_too_large"),
+)
+def update_ratio(facts: Facts) -> Answers:
+    ratios = facts.relative_updates
+    if not ratios or max(facts.updates[name].rows for name in ratios) < LASTING:
+        return
+    usual = float(np.median(list(ratios.values())))
+    small = usual < TOO_SMALL and _clipped_to(facts) is None
+    if (small or usual > TOO_LARGE) and not facts.falls and facts.held:
+        rate = max((float(series.values.max()) for series in facts.scalars("lr/").values()), default=None)
+        params = sorted(ratios, key=lambda name: ratios[name], reverse=not small)
+        text = (
+            f"a step changes weights by {usual:.1e} of their norm, where a thousandth is usual, and the loss does "
+            "not fall"
+        )
+        cause = "learning_rate_too_small" if small else "learning_rate_too_large"
+        evidence = {"ratio": usual, "learning_rate": rate, "params": params[:20], "count": len(params), "cause": cause}
+        yield Found("warning", text, facts.run_start, params[0], evidence)
+    yield Clear(f"a step changes weights by {usual:.1e} of their norm, in the median of {len(ratios)} weights")
 
 
-RULES = (zero_lr, grads_not_zeroed, param_not_in_optimizer, frozen_param_changed)
+@rule(
+    sees="gradients that are clipped to next to nothing",
+    threshold="the gradient norm is one and the same number, to 0.1 %, in nine of ten steps, the optimizer does not "
+    f"divide by it (as Adam does), and a step changes weights by less than {CLIPPED_TO_NOTHING:g} of their norm while "
+    "the loss does not fall by a hundredth",
+    source="Pascanu, Mikolov and Bengio, 2013: the threshold belongs at the usual norm, half of it to ten times it",
+    needs=needs.UPDATES,
+    next_check="print the norm that clip_grad_norm_ returns: it is the one before clipping; set max_norm at its median",
+    evidence=("max_norm", "ratio", "count", "cause"),
+    causes=("max_norm_too_small",),
+)
+def clipped_away(facts: Facts) -> Answers:
+    top, ratios = _clipped_to(facts), facts.relative_updates
+    if not len(facts.scalar("grad_norm").values) or not ratios:
+        return
+    usual = float(np.median(list(ratios.values())))
+    if top is not None and usual < CLIPPED_TO_NOTHING and not facts.falls and facts.optimizers and not facts.adaptive:
+        norm = facts.scalar("grad_norm")
+        text = (
+            f"gradients are clipped to a norm of {top:.3g} in {len(norm.values)} steps: they change weights by "
+            f"{usual:.1e}"
+        )
+        evidence = {"max_norm": top, "ratio": usual, "count": len(norm.values), "cause": "max_norm_too_small"}
+        yield Found("warning", text, int(norm.steps[0]), "", evidence)
+    yield Clear(
+        f"a step changes weights by {usual:.1e} of their norm" + ("" if top is None else f", clipped to {top:.3g}")
+    )
+
+
+@rule(
+    sees="training in which no optimizer ever steps, or whose steps do nothing",
+    threshold=f"{NEVER} or more losses, or {LASTING} or more steps with gradients, while no optimizer has stepped and "
+    "no parameter has changed; or parameters that keep every bit through all steps though the rate would move them by "
+    "far more than rounding takes away",
+    source="torch.optim: parameters change in step() alone; after it each that has a gradient is another",
+    needs=needs.GRADIENTS + ", or an optimizer",
+    next_check="is step() called, on the optimizer that holds these parameters, outside of any condition that is "
+    "never true?",
+    evidence=("params", "count", "cause"),
+    causes=("never_stepped", "step_without_effect"),
+)
+def optimizer_step_skipped(facts: Facts) -> Answers:
+    rates = facts.scalars("lr/")
+    losses = facts.scalar("loss").values
+    seen = [site for site in facts.gradients.values() if site.rows >= LASTING]
+    waiting = len(losses) >= NEVER and not facts.gradients
+    changed = [name for name in facts.trainable if _changes(facts, name)]
+    if not rates and (seen or waiting) and not changed and not facts.events("optimizer_step_skipped"):
+        text = f"no optimizer stepped in {len(losses)} backward passes, and no parameter changed"
+        evidence = {"params": facts.trainable[:20], "count": len(losses), "cause": "never_stepped"}
+        yield Found("error", text, facts.run_start, "", evidence)
+    still = [name for name, site in facts.updates.items() if stands_still(facts, site)]
+    if still:
+        text = f"{listed(still)} keep every bit in all steps though they have gradients and a learning rate"
+        evidence = {"params": still, "count": len(still), "cause": "step_without_effect"}
+        yield Found("error", text, facts.run_start, still[0], evidence)
+    if facts.updates:
+        yield Clear(f"{len(facts.updates)} parameters were stepped, 0 of them keep every bit against the rate")
+    elif changed:
+        yield Clear(f"{len(changed)} of {len(facts.trainable)} parameters change without an optimizer")
+
+
+def stands_still(facts: Facts, update: Seen) -> bool:
+    """Whether a parameter never changes though its gradient and the rate would move it by far more than rounding."""
+    weight, gradient = facts.parameters.get(update.name), facts.gradients.get(update.name)
+    if (
+        update.rows < LASTING
+        or update.last_nonzero is not None
+        or weight is None
+        or gradient is None
+        or not gradient.rms
+    ):
+        return False
+    rate = _rate_of(facts, update.name)
+    size = rate * (1.0 if facts.adaptive else gradient.rms)
+    return size > 16 * RESOLUTION.get(weight.dtype, 1.0) * (weight.absmax or 0.0) and gradient.last_nonzero is not None
+
+
+def _rate_of(facts: Facts, name: str) -> float:
+    """The smallest learning rate of the group that holds a parameter; 0 where none is known."""
+    number = 0
+    for optimizer in facts.optimizers:
+        for group in optimizer.get("groups", []):
+            series = facts.scalar(f"lr/{number}")
+            number += "lr" in group
+            if name in group.get("parameters", []):
+                return float(series.values.min()) if len(series.values) else 0.0
+    return 0.0
+
+
+def _clipped_to(facts: Facts) -> float | None:
+    """The norm to which nine of ten gradients were clipped; None where they were not."""
+    norms = facts.scalar("grad_norm").values
+    if len(norms) < LASTING or not norms.max() > 0:
+        return None
+    top = float(norms.max())
+    return top if (np.abs(norms - top) <= 1e-3 * top).mean() >= 0.9 else None
+
+
+RULES = (
+    zero_lr,
+    update_ratio,
+    clipped_away,
+    grads_not_zeroed,
+    param_not_in_optimizer,
+    optimizer_step_skipped,
+    frozen_param_changed,
+)
