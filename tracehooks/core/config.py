@@ -60,6 +60,8 @@ class Config:
     for code that cannot be run again."""
     snapshot: bool = False
     """Keep the operands of the first non-finite op, and the batch, as safetensors files."""
+    diagnose_every: int | None = None
+    """Say what is wrong with the run while it trains, each finding once: look every so many steps, beside the training."""
     hash: bool = True
     """Record a content hash of every tensor."""
     sketch: bool = False
@@ -139,6 +141,8 @@ def _parsed(name: str, text: str, default: object) -> Any:
             return int(text)
         except ValueError as error:
             raise InvalidOptionError(ENV_PREFIX + name.upper(), text, "a whole number") from error
+    if name == "diagnose_every":
+        return _parsed(name, text, 0)
     if name == "budget":
         try:
             return float(text)
@@ -163,6 +167,9 @@ def _check(config: Config) -> None:
         isinstance(config.every, bool) or not isinstance(config.every, int) or config.every < 1
     ):
         raise InvalidOptionError("every", config.every, "a whole number of steps from 1, or a predicate on the step")
+    looks = config.diagnose_every
+    if looks is not None and (isinstance(looks, bool) or not isinstance(looks, int) or looks < 1):
+        raise InvalidOptionError("diagnose_every", looks, "a whole number of steps from 1, or None")
     budget = config.budget
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < 1):
         raise InvalidOptionError("budget", budget, "a share of step time between 0 and 1, 0.02 for 2 %, or None")

@@ -20,9 +20,11 @@ from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
 from tracehooks.core.config import Config, resolve
 from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError
+from tracehooks.core.records import Sink
 from tracehooks.locate.live import LiveLocator
 from tracehooks.locate.locator import StepLocator
 from tracehooks.storage import RunWriter, open_run
+from tracehooks.surface.live import DiagnosingSink
 
 
 def attach(
@@ -66,8 +68,10 @@ def attach(
     path = Path(out) if out is not None else default_path(root)
     rank, _ = identity.world()
     info = identity.describe_run(model, settings)
-    sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
+    sink: Sink = RunWriter(path, info, rank=rank, durability=settings.durability, resume=settings.resume)
     say = _silent if settings.quiet else _say
+    if settings.diagnose_every is not None and rank == 0:
+        sink = DiagnosingSink(sink, settings.diagnose_every, settings.budget, say)
     keep = sink.keep if settings.snapshot else None
     locator = LiveLocator(root, keep, ema) if settings.locate == "ops" else StepLocator(root, keep, ema)
     session = Session(root, settings, sink, first_step=_next_step(path, settings), ema=ema, locator=locator, say=say)
@@ -76,6 +80,10 @@ def attach(
     except BaseException:  # whatever it was, no hook and no half-made run stays behind
         session.close("crashed")
         raise
+    if step := session.steps.step:
+        session.recorder.event(
+            "run_resumed", "info", f"recording goes on in this directory at step {step}", {"step": step}
+        )
     atexit.register(_close_at_exit, weakref.ref(session))
     say(f"tracehooks: recording {type(root).__name__} into {path}")
     return Trace(session)
