@@ -168,7 +168,16 @@ class TraceBuilder:
     def sample(self, hash: int, index: int = 0, name: str = "input", **columns: Any) -> Self:
         """A sample's fingerprint; by default of the training split."""
         return self._add(
-            "samples", {"split": "train", "source_id": None, "index": index, "name": name, "hash": hash, **columns}
+            "samples",
+            {
+                "split": "train",
+                "source_id": None,
+                "sketch": None,
+                "index": index,
+                "name": name,
+                "hash": hash,
+                **columns,
+            },
         )
 
     def event(self, kind: str, message: str = "", details: Mapping[str, Any] | None = None, **columns: Any) -> Self:
