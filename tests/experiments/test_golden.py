@@ -127,3 +127,15 @@ def test_expected_can_be_an_existing_run(saved: Path, tmp_path: Path) -> None:
     assert golden.check(again, built(), loss_fn).identical
     info = tracehooks.open(again / "expected").info
     assert info["notes"] == ["golden batch golden, seed 0"]
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """What an array's shape or a crop's bounds are made of is kept by value, also where it is not finite."""
+    batch = {
+        "crop": (np.int64(3), np.int32(480)),
+        "gain": np.float32(0.5),
+        "peak": np.float64("-inf"),
+        "mono": np.bool_(True),
+    }
+    golden.save(tmp_path / "one", batch)
+    assert golden.load(tmp_path / "one").batch == {"crop": (3, 480), "gain": 0.5, "peak": float("-inf"), "mono": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tracehooks.checkpoint.opened import Checkpoint
@@ -16,28 +17,29 @@ def of_optimizer(name: str) -> bool:
 def prefix(a: Iterable[str], b: Iterable[str]) -> tuple[str, str]:
     """What stands before the names of a, and of b, and keeps them from meeting; two empty texts where nothing does.
 
-    At least half of the shorter side's names must meet once it is off, and more than meet with it.
+    At least half of the shorter side's weights must meet once it is off, and more than meet with it. An optimizer's state is
+    numbered, and meets whatever the weights are called.
     """
-    names_a, names_b = set(a), set(b)
+    names_a, names_b = ({name for name in names if not of_optimizer(name)} for names in (a, b))
+    least = min(len(names_a), len(names_b)) / 2
     best, met = ("", ""), len(names_a & names_b)
-    for before in sorted(_leading(names_a) | {""}):
-        for after in sorted(_leading(names_b) | {""}):
-            if bool(before) != bool(after):
-                meeting = len(
-                    {name.removeprefix(before) for name in names_a} & {n.removeprefix(after) for n in names_b}
-                )
-                if meeting > met and 2 * meeting >= min(len(names_a), len(names_b)):
-                    best, met = (before, after), meeting
+    off_b = {text: {name.removeprefix(text) for name in names_b} for text in _leading(names_b, least)}
+    for before in _leading(names_a, least):
+        off_a = {name.removeprefix(before) for name in names_a}
+        for after, others in off_b.items():
+            meeting = len(off_a & others)
+            if meeting > met and meeting >= least:
+                best, met = (before, after), meeting
     return best
 
 
-def _leading(names: Iterable[str]) -> set[str]:
-    """The texts up to a dot that names begin with."""
-    found: set[str] = set()
+def _leading(names: Iterable[str], least: float) -> list[str]:
+    """The texts up to a dot with which at least so many names begin, the shortest first."""
+    found: Counter[str] = Counter()
     for name in names:
         parts = name.split(".")
         found.update(".".join(parts[:length]) + "." for length in range(1, min(len(parts), 5)))
-    return found
+    return ["", *sorted((text for text, count in found.items() if count >= least), key=lambda text: (len(text), text))]
 
 
 def why_missing(names: list[str], present: Checkpoint, absent: Mapping[str, object]) -> str:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tracehooks.checkpoint import torch_files
 from tracehooks.checkpoint.pickles import Inert, tensors_in, values_in
@@ -143,6 +143,11 @@ def _distributed(path: Path) -> Checkpoint:
     metadata = torch_files.load_pickle((path / ".metadata").read_bytes(), path / ".metadata")
     if not isinstance(metadata, Inert) or "state_dict_metadata" not in metadata.state:
         raise CheckpointError(path / ".metadata", "not the metadata of torch.distributed.checkpoint")
+    with torch_files.understood(path / ".metadata", "what it says of files and tensors"):
+        return _put_together(path, metadata)
+
+
+def _put_together(path: Path, metadata: Inert) -> Checkpoint:
     pieces: dict[str, list[tuple[tuple[int, ...], Stored]]] = {}
     values: dict[str, Any] = {}
     unknown: set[str] = set()
@@ -168,8 +173,34 @@ def _assembled(shape: tuple[int, ...], parts: list[tuple[tuple[int, ...], Stored
 def _blob(path: Path, start: int, length: int) -> torch_files.Loaded:
     try:
         with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(length)
+            return torch_files.load_archive(path, io.BufferedReader(_Stretch(file, start, length)), path, base=start)
     except OSError as error:
         raise CheckpointError(path, error.strerror or str(error)) from error
-    return torch_files.load_archive(path, io.BytesIO(data), path, base=start)
+
+
+class _Stretch(io.RawIOBase):
+    """Some bytes of a file as a file: only what is asked for is read."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of a file that begins and ends with the stretch."""
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """As much as fits and is there."""
+        self._file.seek(self._start + self._at)
+        data = self._file.read(max(0, min(len(buffer), self._length - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

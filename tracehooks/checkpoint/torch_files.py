@@ -6,7 +6,9 @@ import io
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +55,11 @@ def load(path: Path) -> Loaded:
 
 def load_archive(path: Path, file: BinaryIO, shown: Path, base: int = 0) -> Loaded:
     """Read a zip archive that begins ``base`` bytes into the file at ``path``; ``file`` begins with it."""
+    with understood(shown, "its archive"):
+        return _archive(path, file, shown, base)
+
+
+def _archive(path: Path, file: BinaryIO, shown: Path, base: int) -> Loaded:
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         pickles = [name for name in names if name.endswith("/data.pkl")]
@@ -119,13 +126,14 @@ def _load_legacy(path: Path, file: BinaryIO) -> Loaded:
         raise CheckpointError(path, "neither a zip archive nor a pickle of torch.save")
     part(), part()  # protocol and system
     tree, keys = part(), part()
-    for key in keys:
-        (number,) = struct.unpack("<q", file.read(8) or bytes(8))
-        root = storages[key]
-        size = number * SIZES[root.dtype]
-        root.region = Region(path, file.tell(), size)
-        file.seek(size, io.SEEK_CUR)
-    return Loaded(_settled(tree), tuple(unknown))
+    with understood(path, "the place of its tensors"):
+        for key in keys:
+            (number,) = struct.unpack("<q", file.read(8) or bytes(8))
+            root = storages[key]
+            size = number * SIZES[root.dtype]
+            root.region = Region(path, file.tell(), size)
+            file.seek(size, io.SEEK_CUR)
+        return Loaded(_settled(tree), tuple(unknown))
 
 
 @dataclass
@@ -167,18 +175,23 @@ def _plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unpickled(load: Callable[[], Any], path: Path) -> Any:
-    try:
+    with understood(path, "its pickle"):
         return load()
+
+
+_NONSENSE = (
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError, OSError, TypeError, ValueError,
+    pickle.UnpicklingError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What bytes that were changed can raise: anything that a reader meets where it expects something else."""
+
+
+@contextmanager
+def understood(path: Path, what: str) -> Iterator[None]:
+    """Damage is one error, whatever it does to a reader."""
+    try:
+        yield
     except CheckpointError:
         raise
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        AttributeError,
-        IndexError,
-        KeyError,
-        TypeError,
-        ValueError,
-        UnicodeError,
-    ) as error:
-        raise CheckpointError(path, f"its pickle cannot be read ({type(error).__name__}: {error})") from error
+    except _NONSENSE as error:
+        raise CheckpointError(path, f"{what} cannot be read ({type(error).__name__}: {error})") from error

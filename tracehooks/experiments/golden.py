@@ -154,6 +154,8 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         kind = "tensor" if isinstance(value, Tensor) else "array"
         tensors[where] = torch.as_tensor(value).detach().cpu().contiguous().clone()
         return {f"${kind}": where}
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
