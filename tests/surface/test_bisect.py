@@ -82,6 +82,15 @@ def test_the_commit_and_the_first_site_are_found_in_few_runs(repository: Path, p
     assert (again.commit, again.runs) == (found.commit, 0)
 
 
+def test_no_commit_runs_what_another_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that keeps its size and its time from commit to commit, as in a quick checkout, is run as it is."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    repository = twenty_commits(tmp_path)
+    script = "import os, runpy, sys; os.utime('model.py', (1, 1)); sys.path.insert(0, ''); runpy.run_path('record.py')"
+    good = git(repository, "rev-list", "--max-parents=0", "HEAD")
+    assert bisect(good, "main", [sys.executable, "-c", script, "{}"], repository=repository).subject == "commit 13"
+
+
 @pytest.mark.parametrize(("broken", "candidates"), [((9,), 1), ((12,), 2)])
 def test_commits_that_do_not_run_are_skipped(tmp_path: Path, broken: tuple[int, ...], candidates: int) -> None:
     """A commit on which the command fails is neither good nor bad; what may be the first beside the named one is told."""

@@ -22,7 +22,7 @@ from tracehooks.analysis.divergence import Compared, Divergence, first_other_bit
 from tracehooks.analysis.engine import EMBEDDED, Engine
 from tracehooks.analysis.missing import Missing, missing
 from tracehooks.analysis.moved import guess
-from tracehooks.analysis.noise import SAFETY, Noise, floor
+from tracehooks.analysis.noise import SAFETY, Noise, floor, of_scalars, pooled
 from tracehooks.analysis.queried import queried_tables
 from tracehooks.analysis.rows import columns_of, table_of
 from tracehooks.analysis.scalars import Scalars, compare_scalars, unlike_steps
@@ -280,10 +280,13 @@ class _Comparing:
             if self._worlds:
                 _, other = self._worlds.met(a, other)
             again = self._compared(a, other, np.zeros(len(a[0])), np.zeros(len(scalars)))
-            np.maximum(tensors, SAFETY * floor(len(tensors), again.pairs, again.tensors), out=tensors)
-            np.maximum(scalars, SAFETY * floor(len(scalars), again.scalar_pairs, again.scalars), out=scalars)
+            np.maximum(tensors, floor(len(tensors), again.pairs, again.tensors), out=tensors)
+            np.maximum(scalars, floor(len(scalars), again.scalar_pairs, again.scalars), out=scalars)
             repeats.append(again)
-        compared = self._compared(a, b, tensors, scalars)
+        step = a[0].columns["step"]
+        tensors = pooled(tensors, step * len(self._vocabulary.names) + a[0].columns["phase"])
+        scalars = of_scalars(scalars, a[1].window.columns["step"], tensors, step)
+        compared = self._compared(a, b, SAFETY * tensors, SAFETY * scalars)
         for pairs, judged, column in (
             (compared.pairs, compared.tensors, compared.column("module")),
             (compared.scalar_pairs, compared.scalars, compared.scalar_column("module")),

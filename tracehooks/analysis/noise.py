@@ -10,7 +10,7 @@ import numpy as np
 from tracehooks.analysis.align import Alignment
 from tracehooks.analysis.compare import EQUAL, Comparison
 from tracehooks.analysis.divergence import Divergence
-from tracehooks.analysis.window import Floats
+from tracehooks.analysis.window import Floats, Ints
 
 SAFETY = 3.0
 """The largest difference of a few repeats is not the largest there is."""
@@ -47,3 +47,30 @@ def floor(size: int, pairs: Alignment, repeats: Comparison) -> Floats:
     # bits that differ where all statistics agree are noise too, of unknown size
     apart[pairs.a[both]] = np.fmax(repeats.distance[both], np.finfo(float).tiny)
     return apart
+
+
+def pooled(own: Floats, group: Ints) -> Floats:
+    """The noise of each row, and where it has some at least the median of the noisy rows of its group: few repeats can agree
+    by chance in one number, hardly in most."""
+    noisy = np.flatnonzero(own)
+    if not len(noisy):
+        return own
+    order = noisy[np.lexsort((own[noisy], group[noisy]))]
+    starts = np.flatnonzero(np.diff(group[order], prepend=group[order[:1]] - 1))
+    sizes = np.diff(starts, append=len(order))
+    raised = own.copy()
+    raised[order] = np.maximum(own[order], np.repeat(own[order[starts + sizes // 2]], sizes))
+    return raised
+
+
+def of_scalars(own: Floats, steps: Ints, tensors: Floats, tensor_steps: Ints) -> Floats:
+    """The noise of each scalar, and where it has some at least the median of the noisy tensors of its step."""
+    raised = own.copy()
+    for row in np.flatnonzero(own).tolist():
+        there = tensors[
+            np.searchsorted(tensor_steps, steps[row]) : np.searchsorted(tensor_steps, steps[row], side="right")
+        ]
+        noisy = there[there > 0]
+        if len(noisy):
+            raised[row] = max(own[row], float(np.median(noisy)))
+    return raised

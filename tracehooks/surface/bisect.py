@@ -145,6 +145,8 @@ class _Runner:
 
     def __init__(self, tree: Path, cache: Path, command: list[str], say: Callable[[str], None]) -> None:
         self._tree, self._cache, self._command, self._say = tree, cache, command, say
+        # Two commits that are checked out within a second would share compiled Python where a file keeps its size.
+        self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         self.runs = 0
         self.why = ""
         """Why the last command gave no run."""
@@ -170,7 +172,9 @@ class _Runner:
         command = [part.replace(PLACE, str(kept / "run")) for part in self._command]
         with (kept / "output.txt").open("wb") as output:
             try:
-                done = subprocess.run(command, cwd=self._tree, stdout=output, stderr=subprocess.STDOUT, check=False)
+                done = subprocess.run(
+                    command, cwd=self._tree, env=self._environment, stdout=output, stderr=subprocess.STDOUT, check=False
+                )
             except OSError as error:
                 return f"{command[0]}: {error.strerror}"
         if done.returncode:
