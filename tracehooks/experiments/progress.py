@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 
 
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterator
 def progress(title: str, total: int, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A block in which the function it gives is called after each of ``total`` parts, with what to say beside the bar. It
     is drawn on the standard error stream, where that is a terminal, and taken away at the end."""
+    before = random.getstate()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    random.setstate(before)  # rich draws random numbers when it is imported
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
