@@ -80,13 +80,13 @@ def build(seed: int = 0) -> MusicgenForConditionalGeneration:
 
 
 @torch.no_grad()
-def fit_codebooks(model: MusicgenForConditionalGeneration, data: list[Example]) -> None:
-    """Codes for an untrained codec, which has one for everything: each codebook holds frames of the data, less what the
-    codebooks before it say of them."""
+def fit_codebooks(model: MusicgenForConditionalGeneration, data: list[Example], generator: torch.Generator) -> None:
+    """Codes for an untrained codec, which has one for everything: each codebook holds some frames of the data, less what
+    the codebooks before it say of them."""
     waves = nn.utils.rnn.pad_sequence([example.wave for example in data], batch_first=True)
     rest = model.audio_encoder.encoder(waves[:, None]).transpose(1, 2).flatten(0, 1)
     for layer in model.audio_encoder.quantizer.layers:
-        layer.codebook.embed.copy_(rest[torch.linspace(0, len(rest) - 1, CODES).long()])
+        layer.codebook.embed.copy_(rest[torch.randperm(len(rest), generator=generator)[:CODES]])
         rest = rest - layer.codebook.embed[torch.cdist(rest, layer.codebook.embed).argmin(1)]
 
 
@@ -116,14 +116,15 @@ def codes_of(model: MusicgenForConditionalGeneration, batch: list[Example], faul
     return codes, tracehooks.mask(valid, "valid")
 
 
-def masked_cross_entropy(logits: Tensor, targets: Tensor, valid: Tensor) -> list[Tensor]:
-    """Cross-entropy of each codebook over valid frames (9). logits (batch, codebooks, frames, codes), targets the same
-    without the last, valid (batch, frames)."""
-    assert logits.shape[:3] == targets.shape, (logits.shape, targets.shape)  # 8: shapes
-    assert valid.shape == (targets.shape[0], targets.shape[2]), (valid.shape, targets.shape)
-    return [
-        nn.functional.cross_entropy(logits[:, k][valid].float(), targets[:, k][valid]) for k in range(targets.shape[1])
-    ]
+def masked_cross_entropy(logits: list[Tensor], targets: Tensor, valid: Tensor) -> list[Tensor]:
+    """Cross-entropy of each codebook over valid frames (9). logits: (batch, frames, codes) each, targets (batch, codebooks,
+    frames), valid (batch, frames)."""
+    losses = []
+    for k, scores in enumerate(logits):
+        wanted = tracehooks.tokens(targets[:, k], f"targets.{k}", vocab_size=CODES)
+        assert scores.shape[:2] == wanted.shape == valid.shape, (scores.shape, wanted.shape, valid.shape)  # 8: shapes
+        losses.append(nn.functional.cross_entropy(scores[valid].float(), wanted[valid]))
+    return losses
 
 
 def step(
@@ -149,11 +150,9 @@ def step(
         logits = model(
             input_ids=ids, attention_mask=present.long(), decoder_input_ids=given.flatten(0, 1), use_cache=False
         ).logits
-    logits = logits.unflatten(0, (len(batch), CODEBOOKS))[..., :CODES]
-    for k in range(CODEBOOKS):
-        tracehooks.probe(logits[:, k], f"logits.{k}")  # 7: logits of each codebook
-        tracehooks.tokens(targets[:, k], f"targets.{k}", vocab_size=CODES)
-    losses = masked_cross_entropy(logits, targets, valid)
+    by_codebook = logits.unflatten(0, (len(batch), CODEBOOKS))[..., :CODES].unbind(1)
+    probed = [tracehooks.probe(scores, f"logits.{k}") for k, scores in enumerate(by_codebook)]  # 7: of each codebook
+    losses = masked_cross_entropy(probed, targets, valid)
     loss = torch.stack(losses).mean()
     scaler.scale(loss).backward()  # 10: gradients
     if fault != "clip-on-scaled":
@@ -174,13 +173,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trace", type=Path, required=True, help="directory of the trace")
     parser.add_argument("--fault", choices=FAULTS, default="none", help="the mistake to plant")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8)
     args = parser.parse_args(argv)
     generator = torch.Generator().manual_seed(0)
     data = examples(4 * args.batch, generator)
     model = build()
-    fit_codebooks(model, data)
+    fit_codebooks(model, data, generator)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10)
