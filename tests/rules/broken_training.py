@@ -3,6 +3,7 @@ says what is wrong."""
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import Any
@@ -18,13 +19,20 @@ from tests.rules.cases import Case, Ranks, Resumed, batches, trained
 LONG = 60
 
 
-def pictures(number: int, count: int = 16) -> tuple[Tensor, Tensor]:
+@functools.cache
+def digits() -> tuple[Tensor, Tensor]:
     """Handwritten digits as scikit-learn has them, and which they are."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    chosen = torch.arange(number * count, (number + 1) * count) % len(digits.images)
-    return torch.tensor(digits.images)[chosen].float().unsqueeze(1), torch.tensor(digits.target)[chosen]
+    known = load_digits()
+    return torch.tensor(known.images).float().unsqueeze(1), torch.tensor(known.target)
+
+
+def pictures(number: int, count: int = 16) -> tuple[Tensor, Tensor]:
+    """One batch of them."""
+    images, targets = digits()
+    chosen = torch.arange(number * count, (number + 1) * count) % len(images)
+    return images[chosen], targets[chosen]
 
 
 def labels_without_a_pattern() -> Case:

@@ -18,7 +18,7 @@ from tracehooks.stats.reference import finish64, signs
 
 LEAST, LEAST_TOKENS = 256, 16
 """Elements of the smallest samples that have a likeness: one of fewer says little beyond its kind."""
-MOST, MOST_TOKENS = 4_096, 256
+MOST, MOST_TOKENS = 4_096, 64
 """Elements of a sample that are looked at: of larger ones so many, evenly spread; of tokens the first."""
 BITS = 64
 SHINGLE = 3

@@ -14,7 +14,7 @@ from tracehooks.analysis.rules.series import trend
 
 LAYERS = 6
 FADES = 1e-4
-ABOVE_CHANCE = 5.0
+ABOVE_CHANCE = 10.0
 SIBLINGS = 4
 OUT_OF_LINE = 1e4
 

@@ -8,7 +8,7 @@ from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Series
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, rule
 
-DOMINANT = 0.9
+DOMINANT, RARELY = 0.9, 0.1
 CONFUSED = 0.5
 WORST = 4
 
@@ -48,8 +48,8 @@ def constant_targets(facts: Facts) -> Answers:
 
 @rule(
     sees="one class that nearly all targets have",
-    threshold=f"in the median of {LASTING} or more looks more than {DOMINANT:.0%} of the targets that count, always of "
-    f"the same class, and at the last one more than {DOMINANT:.0%} of the predictions of one class",
+    threshold=f"in the median of {LASTING} or more looks more than {DOMINANT:.0%} of the targets that count, always of the "
+    f"same class, while at the last {LASTING} the others are predicted less than {RARELY:.0%} as often as they are there",
     source="He and Garcia, 2009, Learning from imbalanced data: predicting the majority alone has a low loss",
     needs=needs.TARGETS,
     next_check="weight the classes, draw them evenly, or judge by a measure that the majority cannot win",
@@ -60,20 +60,21 @@ def class_imbalance(facts: Facts) -> Answers:
     share, said = facts.scalar("targets/largest_share"), facts.scalar("targets/predicted_share")
     if len(share.values) < LASTING:
         return
-    usual, predicted = float(np.median(share.values)), float(said.values[-1]) if len(said.values) else 0.0
+    usual, predicted = float(np.median(share.values)), said.values[-LASTING:]
     one = len(np.unique(facts.scalar("targets/commonest").values)) == 1
-    if DOMINANT < usual < 1 and one and len(share.values) and predicted > DOMINANT:
-        text = f"{usual:.0%} of the targets have one class, and {predicted:.0%} of the predictions"
+    majority = float(predicted.min()) if len(predicted) else 0.0
+    if DOMINANT < usual < 1 and one and 1 - majority < RARELY * (1 - usual):
+        text = f"{usual:.0%} of the targets have one class, and {majority:.0%} of the predictions"
         evidence = {
             "share": usual,
-            "predicted_share": predicted,
+            "predicted_share": majority,
             "classes": _last(facts.scalar("targets/classes")),
             "commonest": _last(facts.scalar("targets/commonest")),
             "count": len(share.values),
             "cause": "majority_class",
         }
         yield Found("warning", text, int(share.steps[0]), "", evidence)
-    yield Clear(f"the commonest class has {usual:.0%} of the targets and {predicted:.0%} of the predictions")
+    yield Clear(f"the commonest class has {usual:.0%} of the targets and {majority:.0%} of the predictions")
 
 
 @rule(
