@@ -105,6 +105,22 @@ def test_an_unknown_symptom_lists_the_nearest(tmp_path: Path) -> None:
         checklist(TraceBuilder().run(), "to-good")
 
 
+def test_the_verdict_of_an_experiment_answers(tmp_path: Path) -> None:
+    """A model without the capacity for its batch: what no rule can see is found by the verdict that the trace keeps, and what
+    the experiment answers with yes is ruled out."""
+    model, (x, y) = torch.nn.Linear(2, 1), (torch.randn(32, 2), torch.randn(32, 1))
+
+    def loss_fn(m: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return (m(batch[0]) - batch[1]).square().mean()
+
+    with tracehooks.attach(model, tmp_path / "run", quiet=True) as trace:
+        trace.verdict(tracehooks.experiments.overfit(model, loss_fn, (x, y), steps=30, quiet=True))
+    found = tracehooks.checklist(tmp_path / "run", "flat-loss")
+    assert found.items[0].cause == "the model lacks the capacity"
+    assert "Can the model represent the task?" in found.items[0].findings[0].message
+    assert "targets are random" in [item.cause for item in found.of("ruled out")]
+
+
 def test_json_holds_everything(tmp_path: Path) -> None:
     """Every item with its status, findings as plain values."""
     found = tracehooks.checklist(recorded(one_module_forgotten(), tmp_path / "run"), "flat-loss")

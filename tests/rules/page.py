@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.rules.measured import kept, numbers
 from tracehooks.analysis.rules import RULES, Rule
 from tracehooks.analysis.symptoms import symptoms_of
 
@@ -22,7 +23,26 @@ def catalogue() -> str:
 
 def rewritten() -> str:
     """The whole page with the catalogue as it is now."""
-    return PAGE.read_text().partition(START)[0] + START + "\n" + catalogue()
+    return PAGE.read_text().partition(START)[0] + START + "\n" + table() + "\n" + catalogue()
+
+
+def table() -> str:
+    """What each rule found and where it spoke beside, as `measured` kept it."""
+    kinds = [row["kind"] for row in kept()]
+    intro = (
+        f"Measured on the {len(kinds)} runs that the tests train: {kinds.count('broken')} fail in one way, "
+        f"{kinds.count('healthy')} are healthy though something looks like a failure, and in {kinds.count('meant')} a note "
+        "is right. *Cases* are the failures that a rule is for, *false alarms* healthy runs in which it speaks, *beside* "
+        "runs that fail in another way in which it speaks as well, mostly because one brings about the other."
+    )
+    head = "| rule | sees | cases found | false alarms | beside |\n|---|---|---|---|---|\n"
+    return f"## What was measured\n\n{_wrapped(intro)}\n{head}" + "".join(_row(rule) for rule in RULES)
+
+
+def _row(rule: Rule) -> str:
+    cases, found, alarms, beside = numbers(rule.name)
+    told = f"{found} of {cases}" if cases else "elsewhere"
+    return f"| [`{rule.name}`](#{rule.name}) | {rule.sees} | {told} | {alarms} | {beside} |\n"
 
 
 def _family(module: str) -> Iterable[str]:

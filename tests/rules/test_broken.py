@@ -8,23 +8,20 @@ import pytest
 import torch
 
 import tracehooks
-from tests.rules.broken import BROKEN, Broken, mlp, regression
-from tests.rules.broken_data import DATA
-from tests.rules.broken_training import TRAINING
+from tests.rules.broken import Broken, mlp, regression
 from tests.rules.cases import trained
 from tests.rules.conftest import Diagnose
-from tracehooks.analysis.rules import RULES, probed
+from tests.rules.measured import ALL_BROKEN
+from tracehooks.analysis.rules import RULES
 
-ALL = [*BROKEN, *TRAINING, *DATA]
-
-EXEMPT = {"nonfinite", "similar_across_runs"} | {rule.name for rule in probed.RULES} | {"condition_truncated"}
-"""Tested with the locator, whose verdict it repeats; with two runs, below; and with what probes leave, in test_probed."""
+EXEMPT = {"nonfinite", "similar_across_runs"}
+"""Tested with the locator, whose verdict it repeats; and with two runs, below."""
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
 @pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-@pytest.mark.parametrize("broken", ALL, ids=lambda broken: f"{broken.build.__name__}-{broken.rule}")
+@pytest.mark.parametrize("broken", ALL_BROKEN, ids=lambda broken: f"{broken.build.__name__}-{broken.rule}")
 def test_a_failure_is_named(broken: Broken, diagnosed: Diagnose) -> None:
     """The finding has the rule, the cause and the evidence of what was broken, and says what to check next."""
     findings = diagnosed(broken.build())
@@ -42,7 +39,7 @@ def test_a_failure_is_named(broken: Broken, diagnosed: Diagnose) -> None:
 
 def test_every_rule_has_a_failure() -> None:
     """No rule is without a run that it speaks about, and no cause without one that has it."""
-    assert {broken.rule for broken in ALL} == {rule.name for rule in RULES} - EXEMPT
+    assert {broken.rule for broken in ALL_BROKEN} == {rule.name for rule in RULES} - EXEMPT
 
 
 def test_a_change_without_effect_is_a_note(tmp_path: Path) -> None:

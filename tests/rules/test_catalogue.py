@@ -7,6 +7,7 @@ import pkgutil
 
 import pytest
 
+from tests.rules.measured import ALL_BROKEN, cases, kept
 from tests.rules.page import PAGE, rewritten
 from tracehooks.analysis import rules
 from tracehooks.analysis.rules import RULES, Rule
@@ -27,6 +28,16 @@ def test_every_rule_says_what_it_is(rule: Rule) -> None:
     for text in (rule.sees, rule.threshold, rule.source, rule.needs, rule.next_check):
         assert len(text) > 10
     assert "cause" in rule.evidence
+
+
+def test_what_was_measured_is_of_these_runs() -> None:
+    """The kept measurement is of exactly the runs that the tests train now, and says what the tests hold them to: every
+    failure found with its cause, no healthy run alarmed."""
+    assert {row["case"]: row["kind"] for row in kept()} == {name: kind for name, (_, kind) in cases().items()}
+    found = {row["case"]: [(rule, cause) for rule, _, cause in row["found"]] for row in kept()}
+    for broken in ALL_BROKEN:
+        assert (broken.rule, broken.cause) in found[broken.build.__name__], broken.build.__name__
+    assert [row["case"] for row in kept() if row["kind"] == "healthy" and row["found"]] == []
 
 
 def test_the_page_is_the_catalogue() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.rules.cases import Case, Ranks, Resumed
 from tests.rules.conftest import Diagnose
-from tests.rules.healthy import HEALTHY, MEANT
-from tests.rules.healthy_data import HEALTHY_DATA
+from tests.rules.healthy import MEANT
+from tests.rules.measured import ALL_HEALTHY
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("build", [*HEALTHY, *HEALTHY_DATA], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", ALL_HEALTHY, ids=lambda build: build.__name__)
 def test_a_healthy_run_gives_nothing(build: Callable[[], Case | Ranks | Resumed], diagnosed: Diagnose) -> None:
     """Not even a note."""
     assert [(found.rule, found.severity, found.message) for found in diagnosed(build())] == []

@@ -6,15 +6,16 @@ the number that rules it out, or not known from this trace with what would make 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
 from tracehooks.analysis.rules import WEIGHT, judge
+from tracehooks.analysis.rules.facts import Facts
 from tracehooks.analysis.rules.rule import Judgement, Status
 from tracehooks.core.errors import UnknownNameError
-from tracehooks.core.records import Finding, RunSource
+from tracehooks.core.records import Check, Finding, RunSource
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Cause:
     rules: tuple[str, ...] = ()
     ask: str = ""
     """What tells where no rule of the trace can: an experiment, or a look that only people can take."""
+    asked: str = ""
+    """Part of the question of an experiment that tells: where the trace keeps its verdict, that answers."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,28 @@ def checklist(run: RunSource, symptom: str, control: RunSource | None = None) ->
         raise UnknownNameError("symptom", symptom, SYMPTOMS, "diagnose")
     meaning, causes = SYMPTOMS[symptom]
     judgements = {judgement.rule.name: judgement for judgement in judge(run, control)}
-    items = [_answered(cause, [judgements[name] for name in cause.rules]) for cause in causes]
+    asked = list(_asked(Facts(run)))
+    items = [_answered(cause, [judgements[name] for name in cause.rules], asked) for cause in causes]
     return Checklist(symptom, meaning, tuple(sorted(items, key=_place)))
 
 
-def _answered(cause: Cause, judgements: Sequence[Judgement]) -> Item:
-    findings = tuple(finding for judgement in judgements for finding in judgement.findings)
+def _asked(facts: Facts) -> Iterator[tuple[str, int, Check]]:
+    """The questions of experiments whose verdicts the trace keeps: which experiment, when, question and answer."""
+    for event in facts.events("verdict"):
+        for check in event.details.get("checks") or ():
+            yield event.details["title"], event.step, Check(check["question"], check["passed"], check["answer"])
+
+
+def _answered(cause: Cause, judgements: Sequence[Judgement], asked: Sequence[tuple[str, int, Check]]) -> Item:
+    told = [one for one in asked if cause.asked and cause.asked in one[2].question]
+    failed = (
+        Finding("verdict", "warning", step, "", f"{title}: {check}", {}, cause.ask)
+        for title, step, check in told
+        if check.passed is False
+    )
+    findings = (*(finding for judgement in judgements for finding in judgement.findings), *failed)
     ruled_out = {judgement.rule.name: judgement.because for judgement in judgements if judgement.because}
+    ruled_out |= {title: str(check) for title, _, check in told if check.passed}
     missing = {judgement.rule.name: judgement.rule.needs for judgement in judgements if judgement.status == "not known"}
     status: Status = "found" if findings else "ruled out" if ruled_out and not missing else "not known"
     worst = sorted(findings, key=lambda finding: WEIGHT[finding.severity])
@@ -123,11 +141,12 @@ _FLAT_LOSS = (
         "targets are constant, unbalanced, confused, or belong to other positions",
         ("constant_targets", "misaligned_targets", "class_imbalance", "confusion"),
     ),
-    Cause("targets are random", (), f"{_OVERFIT}: only what is learnable falls by more than memory allows"),
+    Cause("targets are random", (), f"{_OVERFIT}: do the targets hold something to learn?", "hold something to learn"),
     Cause("nothing, or nearly nothing, counts in the loss", ("empty_mask", "nearly_empty_mask", "inverted_mask")),
     Cause(
         "the loss does not measure what the model says",
         ("output_not_in_loss", "loss_broadcast", "double_softmax"),
+        asked="depend on the predictions",
     ),
     Cause("the same predictions are used again", ("stale_output",)),
     Cause(
@@ -139,7 +158,12 @@ _FLAT_LOSS = (
     Cause("inputs are out of range, or move", ("unnormalised_images", "input_drift", "nonfinite")),
     Cause("training is unstable", ("exploding_gradients", "exploding_logits", "logit_scale_at_clamp")),
     Cause("modules are in the wrong mode", ("eval_mode_in_training",)),
-    Cause("the model lacks the capacity", (), f"{_OVERFIT}: whether it can represent one small batch"),
+    Cause(
+        "the model lacks the capacity",
+        (),
+        f"{_OVERFIT}: whether it can represent one small batch",
+        "represent the task",
+    ),
 )
 
 _NAN = (
@@ -196,7 +220,12 @@ _IGNORES_CONDITION = (
     Cause("its encoder is frozen or detached", ("condition_frozen", "detached", "integer_conversion")),
     Cause("the fusion does not use it", ("unused_params", "param_not_in_optimizer", "constant_activations")),
     Cause("no gradient reaches its path", ("zero_gradient",)),
-    Cause("it does not move the output", (), f"{_INFLUENCE}: permuted, dropped and zeroed, a number each"),
+    Cause(
+        "it does not move the output",
+        (),
+        f"{_INFLUENCE}: permuted, dropped and zeroed, a number each",
+        "move the output",
+    ),
     Cause(
         "it is paired with the wrong target, or says nothing of it",
         (),

@@ -11,6 +11,7 @@ from tracehooks.analysis.rules.facts import Facts, Floats
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 
 JUMP, AROUND = 2.0, 5
+RECOMPUTED = 100
 
 
 @rule(
@@ -112,7 +113,8 @@ def lr_jump(facts: Facts) -> Answers:
 
 @rule(
     sees="a recomputed forward pass whose outputs are not those of the first one",
-    threshold="one output with other bits when activation checkpointing computes it again",
+    threshold=f"one output with other bits when activation checkpointing computes it again, in the first {RECOMPUTED} steps "
+    "that do",
     source="torch.utils.checkpoint: preserve_rng_state=True repeats the random numbers; state that the pass itself "
     "changes is not put back",
     needs="activation checkpointing while the trace is attached, and outputs with hashes",
@@ -124,7 +126,8 @@ def recomputation_differs(facts: Facts) -> Answers:
     rows = facts.sql(
         "SELECT module, count(*) AS pairs, count_if(kinds > 1)::BIGINT AS unequal, min(step) AS step FROM ("
         "SELECT module::VARCHAR AS module, step, count(DISTINCT hash) AS kinds FROM tensors "
-        "WHERE phase::VARCHAR = 'forward' AND hash IS NOT NULL GROUP BY rank, step, micro, module, slot, call, shape "
+        f"WHERE phase::VARCHAR = 'forward' AND hash IS NOT NULL AND step IN (SELECT DISTINCT step FROM tensors "
+        f"WHERE recompute ORDER BY step LIMIT {RECOMPUTED}) GROUP BY rank, step, micro, module, slot, call, shape "
         "HAVING bool_or(recompute) AND NOT bool_and(recompute)) GROUP BY module ORDER BY min(step), module"
     ).to_pylist()
     unequal = [row for row in rows if row["unequal"]]
