@@ -106,8 +106,8 @@ def test_an_unknown_symptom_lists_the_nearest(tmp_path: Path) -> None:
 
 
 def test_the_verdict_of_an_experiment_answers(tmp_path: Path) -> None:
-    """A model without the capacity for its batch: what no rule can see is found by the verdict that the trace keeps, and what
-    the experiment answers with yes is ruled out."""
+    """A model without the capacity for its batch: what no rule can see is found by the verdict that the trace keeps, and
+    what the experiment answers with yes is ruled out."""
     model, (x, y) = torch.nn.Linear(2, 1), (torch.randn(32, 2), torch.randn(32, 1))
 
     def loss_fn(m: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
