@@ -28,7 +28,7 @@ def constant_targets(facts: Facts) -> Answers:
     several = len(facts.optimizers) > 1
     if len(distinct.values) >= LASTING:
         share = facts.scalar("targets/largest_share").values
-        one = bool((distinct.values <= 1).all()) and len(np.unique(facts.scalar("targets/commonest").values)) == 1
+        one = bool((distinct.values == 1).all()) and len(np.unique(facts.scalar("targets/commonest").values)) == 1
         if one and not several:
             text = f"every target of {len(distinct.values)} losses is one and the same class"
             yield Found(

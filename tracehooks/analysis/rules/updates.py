@@ -16,6 +16,8 @@ CARRIED_SHARE = 0.4
 TOO_SMALL, TOO_LARGE = 1e-6, 0.5
 CLIPPED_TO_NOTHING = 1e-5
 NEVER = 20
+EPSILON = 1e-8
+"""What Adam and its kind add to the size of a gradient before they divide by it, by default."""
 RESOLUTION = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 """Half the spacing of numbers next to one."""
 
@@ -279,17 +281,13 @@ def optimizer_step_skipped(facts: Facts) -> Answers:
 def stands_still(facts: Facts, update: Seen) -> bool:
     """Whether a parameter never changes though its gradient and the rate would move it by far more than rounding."""
     weight, gradient = facts.parameters.get(update.name), facts.gradients.get(update.name)
-    if (
-        update.rows < LASTING
-        or update.last_nonzero is not None
-        or weight is None
-        or gradient is None
-        or not gradient.rms
-    ):
+    if update.rows < LASTING or update.last_nonzero is not None or weight is None or gradient is None:
         return False
-    rate = _rate_of(facts, update.name)
-    size = rate * (1.0 if facts.adaptive else gradient.rms)
-    return size > 16 * RESOLUTION.get(weight.dtype, 1.0) * (weight.absmax or 0.0) and gradient.last_nonzero is not None
+    if not gradient.rms or 2 * gradient.zeros > gradient.elements:
+        return False
+    size = gradient.rms / (gradient.rms + EPSILON) if facts.adaptive else gradient.rms
+    lost = 16 * RESOLUTION.get(weight.dtype, 1.0) * (weight.absmax or 0.0)
+    return _rate_of(facts, update.name) * size > lost
 
 
 def _rate_of(facts: Facts, name: str) -> float:
