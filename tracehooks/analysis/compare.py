@@ -141,7 +141,8 @@ def _judge(
         judged.estimates[name][at[unequal]] = np.nan
         if apart is not None:
             known = unequal & same_shape
-            judged.estimates[name][at[known]] = getattr(apart, name)[known]
+            with np.errstate(over="ignore"):  # beyond what the table's float32 holds is infinitely far
+                judged.estimates[name][at[known]] = getattr(apart, name)[known]
 
 
 def _some(wide: Wide, rows: Ints) -> Wide:

@@ -42,6 +42,7 @@ def session_for(engine: str | SparkSession) -> SparkSession:
         return _begun(engine)
     master = running.sparkContext.master
     if master != engine:
+        _look_for_master(engine)
         raise EngineError(engine, f"this process has a session at {master} already; pass that session, or stop it")
     return running
 
