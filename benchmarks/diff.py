@@ -4,7 +4,9 @@ Cases: ``equal`` (the same trace twice, other directories), ``noise`` (every row
 (one side misses a module, so rows have to be joined). Nothing is reported unless the diff of each case says what the
 case was built to show.
 
-    python benchmarks/diff.py [--rows 1000000] [--sketch] [--json]
+With ``--engine local[2]`` Spark reads the runs; its start is measured too, and the peak is that of Python without Java.
+
+    python -m benchmarks.diff [--rows 1000000] [--sketch] [--engine ENGINE] [--json]
 """
 
 from __future__ import annotations
@@ -85,21 +87,21 @@ def peak_mib() -> float:
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def measure(a: str, b: str, out: Any) -> None:
+def measure(a: str, b: str, engine: str, out: Any) -> None:
     """In a process of its own: seconds and peak memory of opening both runs and comparing them."""
     before = peak_mib()
     start, cpu = time.perf_counter(), time.process_time()
-    found = offline.diff(offline.open(a), offline.open(b))
+    found = offline.diff(offline.open(a), offline.open(b), engine=engine)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     told = {"first": found.first and found.first.module, "counts": dict(found.counts)}
     out.put({"seconds": seconds, "cpu_seconds": cpu, "peak_mib": peak_mib(), "imports_mib": before, **told})
 
 
-def isolated(a: Path, b: Path) -> dict[str, Any]:
+def isolated(a: Path, b: Path, engine: str) -> dict[str, Any]:
     """`measure` in a fresh process."""
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
-    process = context.Process(target=measure, args=(str(a), str(b), out))
+    process = context.Process(target=measure, args=(str(a), str(b), engine, out))
     process.start()
     found: dict[str, Any] = out.get(timeout=600)
     process.join()
@@ -122,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--sketch", action="store_true", help="record sketches too")
+    parser.add_argument("--engine", default="duckdb", help="duckdb, or a master of Spark's")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -134,10 +137,11 @@ def main() -> None:
         write(root / "noise", steps, seed=0, noise=1e-8, sketch=options.sketch)
         write(root / "shifted", steps, seed=0, without="blocks.3.part1", sketch=options.sketch)
         for case in ("equal", "noise", "shifted"):
-            runs = [isolated(root / "a", root / case) for _ in range(options.repeat)]
+            runs = [isolated(root / "a", root / case, options.engine) for _ in range(options.repeat)]
             for found in runs:
                 check(case, found, steps * SITES)
             reported[case] = {
+                "engine": options.engine,
                 "rows": steps * SITES,
                 "seconds": round(min(found["seconds"] for found in runs), 3),
                 "cpu_seconds": round(min(found["cpu_seconds"] for found in runs), 3),

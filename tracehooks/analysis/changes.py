@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-COMPARED = ("git", "packages", "devices", "world_size", "model", "flags", "optimizers", "config", "format_version")
-"""Fields that say how a run came to its numbers; names, times and process ids differ in any two runs."""
+COMPARED = ("git", "packages", "devices", "world_size", "flags", "optimizers", "config", "format_version", "model")
+"""Fields that say how a run came to its numbers, the shortest first; names, times and process ids differ in any two runs."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,50 @@ class Change:
 
 
 def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
-    """The differences of two run.json, in the order of `COMPARED`."""
-    left = {path: value for name in COMPARED for path, value in _leaves(name, a.get(name))}
-    right = {path: value for name in COMPARED for path, value in _leaves(name, b.get(name))}
-    paths = sorted({*left, *right}, key=lambda path: (COMPARED.index(path.split(".")[0]), path))
-    return tuple(Change(path, left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path))
+    """The differences of two run.json, in the order of `COMPARED`. A module, parameter or optimizer that one side alone has
+    is one difference."""
+    left = {leaf.path: leaf for name in COMPARED for leaf in _leaves(name, a.get(name))}
+    right = {leaf.path: leaf for name in COMPARED for leaf in _leaves(name, b.get(name))}
+    leaves = {**right, **left}
+    found = []
+    for path in sorted(leaves, key=lambda path: (COMPARED.index(path.split(".")[0]), path)):
+        here, there = left.get(path), right.get(path)
+        if here and there:
+            differ = here.value != there.value and not here.whole
+        else:
+            item = leaves[path].item
+            differ = (item in left) == (item in right)  # else the item as a whole is told
+        if differ:
+            found.append(Change(path, here and here.value, there and there.value))
+    return tuple(found)
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+class _Leaf(NamedTuple):
+    path: str
+    value: Any
+    item: str | None = None
+    """The item of a list that it belongs to."""
+    whole: bool = False
+    """Whether it stands for an item as a whole."""
+
+
+def _leaves(path: str, value: Any, item: str | None = None) -> Iterator[_Leaf]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _leaves(f"{path}.{name}", inner)
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield from _leaves(f"{path}.{name}", inner, item)
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
         for number, inner in enumerate(value):
-            yield from _leaves(f"{path}.{_label(inner, number)}", inner)
-    elif value is not None:
-        yield path, value
+            place = f"{path}.{_label(inner, number)}"
+            yield _Leaf(place, _summary(inner), item, whole=True)
+            yield from _leaves(place, inner, place)
+    elif value is not None and value != []:
+        yield _Leaf(path, value, item)
+
+
+def _summary(item: Any) -> str:
+    """An item in a word: what is in it is compared by itself."""
+    named = item if isinstance(item, Mapping) else {}
+    return str(next((named[name] for name in ("type", "class", "shape") if name in named), item))
 
 
 def _label(item: Any, number: int) -> str:
