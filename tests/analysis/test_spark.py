@@ -93,9 +93,10 @@ def test_only_needed_columns_and_partitions_are_scanned(tmp_path: Path, engine: 
 
 
 def test_an_engine_that_does_not_exist() -> None:
-    """What is neither DuckDB nor a master of Spark's is refused with what is."""
-    with pytest.raises(InvalidOptionError, match="duckdb, or Spark's master"):
-        query(TraceBuilder().run(), "SELECT 1", "sqlite")
+    """What is neither DuckDB nor a master or a session of Spark's is refused with what is."""
+    for engine in ("sqlite", "", 5):
+        with pytest.raises(InvalidOptionError, match="duckdb, Spark's master"):
+            query(TraceBuilder().run(), "SELECT 1", engine)  # type: ignore[arg-type]
 
 
 def test_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:

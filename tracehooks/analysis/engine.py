@@ -96,8 +96,10 @@ def connect(tables: Mapping[str, pa_dataset.Dataset], engine: Engine = EMBEDDED)
     """
     if engine == EMBEDDED:
         return Duck(tables)
-    if isinstance(engine, str) and not re.fullmatch(MASTERS, engine):
-        raise InvalidOptionError("engine", engine, "duckdb, or Spark's master: spark://host:7077, local[2], yarn")
+    if not (re.fullmatch(MASTERS, engine) if isinstance(engine, str) else hasattr(engine, "newSession")):
+        raise InvalidOptionError(
+            "engine", engine, "duckdb, Spark's master (spark://host:7077, local[2], yarn), or a session"
+        )
     if find_spec("pyspark") is None:
         raise EngineError(str(engine), "pyspark is missing: pip install 'tracehooks[spark]'")
     from tracehooks.analysis.spark import Spark  # costs a second, and pyspark may not be there
