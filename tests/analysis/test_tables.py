@@ -13,7 +13,7 @@ from tests.storage.building import batch_of, tensor_rows
 from tracehooks.analysis.ahead import ahead
 from tracehooks.analysis.queried import queried_tables
 from tracehooks.analysis.steps import Chosen
-from tracehooks.analysis.tables import LocalTables
+from tracehooks.analysis.tables import Extent, LocalTables, stretches
 from tracehooks.storage import RunWriter
 from tracehooks.surface import offline
 
@@ -55,6 +55,29 @@ def test_a_diff_of_some_steps_reads_the_parts_that_hold_them(tmp_path: Path) -> 
     assert found.counts["equal"] == 3
     assert found.problems == ()
     assert offline.diff(path, path).problems != ()
+
+
+def test_stretches_without_a_chosen_step_are_left_out() -> None:
+    """A few steps far apart are a few stretches, however many rows lie between them."""
+    steps = np.arange(1000)
+    extent = Extent(steps, steps, np.full(1000, 50), [0])
+    found = list(stretches([extent], Chosen(0, 999, np.array([0, 1, 999])), limit=200))
+    assert [part.among.tolist() for part in found if part.among is not None] == [[0, 1], [999]]
+
+
+def test_one_changed_bit_is_noticed(tmp_path: Path) -> None:
+    """A bit of a page that still decodes is found by its checksum: the part is left out and named."""
+    path = recorded(tmp_path / "run")
+    part = min((path / "tensors").rglob("*.parquet"))
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    column = next(group.column(n) for n in range(group.num_columns) if group.column(n).path_in_schema == "hash")
+    content = bytearray(part.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 9] ^= 1
+    part.write_bytes(content)
+    found = offline.diff(path, path)
+    assert found.within_tolerance
+    assert sum(found.counts.values()) < 3 * STEPS
+    assert part.name in str(found.problems[0])
 
 
 def test_stretches_of_steps_are_what_a_filter_gives(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def stretches(extents: Sequence[Extent], chosen: Chosen, limit: int = WINDOW_ROW
             middle = (least + most + 1) // 2
             held = max(extent.rows_up_to(middle) - told for extent, told in zip(extents, before, strict=True))
             least, most = (middle, most) if held <= limit else (least, middle - 1)
-        yield chosen.within(start, least)
+        part = chosen.within(start, least)
+        if part.among is None or len(part.among):
+            yield part
         start = least + 1
 
 
