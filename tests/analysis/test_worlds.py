@@ -106,6 +106,24 @@ def test_a_parameter_is_compared_and_what_ranks_do_not_share_is_not() -> None:
     assert "but for 1 site that ranks do not share" in str(found)
 
 
+def test_replicas_that_fell_apart_are_not_left_out() -> None:
+    """A parameter that ranks should share and do not is still that of the lowest rank; only what is cut into shards is left
+    out."""
+
+    def run(values: list[float], size: int) -> MemoryRun:
+        builder = TraceBuilder({"world_size": len(values)})
+        for rank, value in enumerate(values):
+            builder.rank(rank).tensor("m", "weight", "parameter", mean=value, hash=int(value), shape=(size,))
+        return builder.run()
+
+    assert diff(run([1.0], 4), run([1.0, 2.0], 4)).within_tolerance
+    apart = diff(run([1.0], 4), run([3.0, 2.0], 4))
+    assert [item.cause for item in apart.culprits] == ["parameter"]
+    shards = diff(run([1.0], 4), run([3.0, 2.0], 2))
+    assert (len(shards.rows), shards.first) == (0, None)
+    assert "but for 1 site that ranks do not share" in str(shards)
+
+
 def test_another_batch_is_refused_with_its_reason() -> None:
     """Shares that do not make the same batch, and ranks that were not recorded, leave what all ranks share."""
     found = diff(shares(1, np.arange(8.0)), shares(2, np.arange(16.0)))

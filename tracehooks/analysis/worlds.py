@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tracehooks.analysis.align import align, dense
 from tracehooks.analysis.scalars import Scalars
-from tracehooks.analysis.window import KEY, NONFINITE, Bools, Floats, Ints, Vocabulary, Window
+from tracehooks.analysis.window import KEY, NONFINITE, Bools, Floats, Ints, Vocabulary, Window, same_shapes
 
 SHARED = ("parameter", "buffer", "gradient", "update", "optimizer")
 """Phases that every rank has alike; where ranks differ (shards, running statistics) there is nothing to compare."""
@@ -42,12 +42,16 @@ class Worlds:
         self, sizes: tuple[int, int], recorded: tuple[Sequence[int], Sequence[int]], names: Vocabulary
     ) -> None:
         self._sizes, self._names = sizes, names
-        self.refused = ""
-        """What cannot be compared, and why."""
-        for size, ranks in zip(sizes, recorded, strict=True):
-            if len(ranks) != size:
-                self.refused = UNRECORDED.format(len(ranks), size)
+        counts = ((len(ranks), size) for size, ranks in zip(sizes, recorded, strict=True))
+        self._unrecorded = next((UNRECORDED.format(*pair) for pair in counts if pair[0] != pair[1]), "")
+        self._other_batches: dict[int, str] = {}
+        """Stretches in which the batches differ, by their first step."""
         self._unshared: set[tuple[int, ...]] = set()
+
+    @property
+    def refused(self) -> str:
+        """What cannot be compared, and why; empty where all can."""
+        return self._unrecorded or next((why for _, why in sorted(self._other_batches.items())), "")
 
     def __str__(self) -> str:
         sizes = (f"{size} rank" if size == 1 else f"{size} ranks" for size in self._sizes)
@@ -63,14 +67,22 @@ class Worlds:
         kept = np.ones(len(pairs.a), bool)
         kept[here] &= keep_a[pairs.a[here]]
         kept[there] &= keep_b[pairs.b[there]]
-        if not self.refused:
-            self.refused = self._other_batch(a, b, pairs.a[here & there & kept], pairs.b[here & there & kept])
-        left_a, left_b = self._left(a, pairs.a[here & kept]), self._left(b, pairs.b[there & kept])
+        both = np.flatnonzero(here & there)
+        paired_a, paired_b = pairs.a[both], pairs.b[both]
+        whole = same_shapes(a, b, paired_a, paired_b) & ~self._is(a, ("buffer",))[paired_a]
+        kept[both[whole]] = True  # no shard, so the lowest rank's counts, also where replicas fell apart
+        for row in pairs.a[~kept & here].tolist():
+            self._unshared.add(tuple(int(a.columns[name][row]) for name in ("phase", "module", "slot", "call")))
+        why = self._other_batch(a, b, paired_a, paired_b)
+        if why:
+            self._other_batches[int(a.columns["step"][0])] = why
+        merge = not (why or self._unrecorded)
+        left_a, left_b = self._left(a, pairs.a[here & kept], merge), self._left(b, pairs.b[there & kept], merge)
         return (left_a, self._common(rows_a[1])), (left_b, self._common(rows_b[1]))
 
-    def _left(self, side: Window, rows: Ints) -> Window:
+    def _left(self, side: Window, rows: Ints, merge: bool) -> Window:
         rows = np.sort(rows)
-        return side.only(rows[~self._is(side, LOCAL)[rows]] if self.refused else rows)
+        return side.only(rows if merge else rows[~self._is(side, LOCAL)[rows]])
 
     def _common(self, scalars: Scalars) -> Scalars:
         """Settings and the gradient norm of the lowest rank."""
@@ -101,8 +113,6 @@ class Worlds:
         first = order[starts]
         local = self._is(window, LOCAL)[first]
         alike = _alike(window, order, starts)
-        for row in first[~local & ~alike].tolist():
-            self._unshared.add(tuple(int(window.columns[name][row]) for name in ("phase", "module", "slot", "call")))
         numbers = {name: pa.array(column) for name, column in _sums(window, order, starts, local).items()}
         table = pa.table(numbers).append_column("sketch", pa.nulls(len(first), pa.list_(pa.float32())))
         columns = {name: column[first] for name, column in window.columns.items()}
