@@ -28,10 +28,11 @@ import tracehooks
 
 FAULTS = ("none", "inverted-mask", "dropped-captions", "clip-on-scaled", "misaligned-codebook")
 WORDS = ("<pad>", "low", "middle", "high", "soft", "loud", "steady", "beating")
-PITCHES, LEVELS = {"low": 60.0, "middle": 120.0, "high": 240.0}, {"soft": 0.1, "loud": 0.5}
+PITCHES, LEVELS = {"low": 60.0, "middle": 120.0, "high": 240.0}, {"soft": 0.2, "loud": 0.6}
 RATE, SECONDS, CODEBOOKS, CODES = 1600, 1.0, 4, 32
 START = CODES
-"""The id that decoding starts with: one above the codes."""
+"""The id that decoding starts with and that stands for padding: one above the codes."""
+NOISE = 0.03
 
 
 @dataclass
@@ -52,9 +53,10 @@ def examples(count: int, generator: torch.Generator) -> list[Example]:
         beating = bool(torch.randint(2, (), generator=generator))
         seconds = SECONDS if i % 2 else SECONDS * (0.4 + 0.4 * float(torch.rand((), generator=generator)))
         time = torch.arange(int(RATE * seconds)) / RATE
-        wave = LEVELS[level] * torch.sin(2 * math.pi * PITCHES[pitch] * time)
+        wave = LEVELS[level] * torch.sin(2 * math.pi * PITCHES[pitch] * (time + time**2))  # a tone that rises
         if beating:
             wave = wave * (1 + torch.sin(2 * math.pi * 8 * time)) / 2
+        wave = wave + NOISE * torch.randn(len(wave), generator=generator)
         made.append(Example(wave, [pitch, level, "beating" if beating else "steady"]))
     return made
 
@@ -106,11 +108,10 @@ def codes_of(model: MusicgenForConditionalGeneration, batch: list[Example], faul
     tracehooks.audio(waves[:, None], "wave", sample_rate=RATE)
     with torch.no_grad():
         (codes,) = model.audio_encoder.encode(waves[:, None]).audio_codes  # 5
-    tracehooks.tokens(codes, "codes", vocab_size=CODES)
-    frames = torch.tensor(
-        [math.ceil(len(example.wave) / RATE * model.audio_encoder.config.frame_rate) for example in batch]
-    )
+    rate = model.audio_encoder.config.frame_rate
+    frames = torch.tensor([math.ceil(len(example.wave) / RATE * rate) for example in batch])
     valid = torch.arange(codes.shape[-1]) < frames[:, None]  # 6: padding mask from valid lengths
+    tracehooks.tokens(codes.masked_fill(~valid[:, None], START), "codes", vocab_size=CODES, pad=START)
     if fault == "inverted-mask":
         valid = ~valid
     return codes, tracehooks.mask(valid, "valid")
@@ -121,7 +122,8 @@ def masked_cross_entropy(logits: list[Tensor], targets: Tensor, valid: Tensor) -
     frames), valid (batch, frames)."""
     losses = []
     for k, scores in enumerate(logits):
-        wanted = tracehooks.tokens(targets[:, k], f"targets.{k}", vocab_size=CODES)
+        wanted = targets[:, k]
+        tracehooks.tokens(wanted.masked_fill(~valid, START), f"targets.{k}", vocab_size=CODES, pad=START)
         assert scores.shape[:2] == wanted.shape == valid.shape, (scores.shape, wanted.shape, valid.shape)  # 8: shapes
         losses.append(nn.functional.cross_entropy(scores[valid].float(), wanted[valid]))
     return losses
@@ -144,7 +146,7 @@ def step(
     codes, valid = codes_of(model, batch, fault)
     targets = codes.clone()
     if fault == "misaligned-codebook":
-        targets[:, 2] = targets[:, 2].roll(7, -1)
+        targets[:, 2] = targets[:, 2].roll(1, 0)
     given = torch.cat([torch.full_like(codes[..., :1], START), codes[..., :-1]], -1)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(
@@ -173,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trace", type=Path, required=True, help="directory of the trace")
     parser.add_argument("--fault", choices=FAULTS, default="none", help="the mistake to plant")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=8)
     args = parser.parse_args(argv)
     generator = torch.Generator().manual_seed(0)
@@ -181,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     model = build()
     fit_codebooks(model, data, generator)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=3e-3)
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     with tracehooks.attach(

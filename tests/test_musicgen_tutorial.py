@@ -102,28 +102,30 @@ def test_a_condition_that_is_never_there(typed: dict[str, list[tuple[int, str]]]
     """The cross-attention has no gradient, and the mask that drops all captions is named as the first difference."""
     _, (status, diagnosed), (differs, diff) = typed["A condition that is never there"]
     assert (status, differs) == (1, 1)
-    assert "encoder_attn" in diagnosed
+    assert re.search(r"zero_gradient at decoder\.model\.decoder\.layers\.0\.encoder_attn", diagnosed)
     assert re.search(r"first divergence: step 0: \(root\) caption \(probe\)", diff)
     assert re.search(r"caption_kept: kept \d+ → 0", diff)
 
 
 def test_a_padding_mask_that_is_the_wrong_way_round(typed: dict[str, list[tuple[int, str]]]) -> None:
-    """What the mask drops is not what is silent, in this run alone; beside the healthy one the mask is named."""
-    _, (differs, diff), (status, table) = typed["A padding mask that is the wrong way round"]
-    assert (differs, status) == (1, 0)
+    """The mask keeps nothing of whole samples, and what it drops is not what is silent, in this run alone; beside the
+    healthy one the mask is named."""
+    _, (found, diagnosed), (differs, diff), (status, table) = typed["A padding mask that is the wrong way round"]
+    assert (found, differs, status) == (1, 1, 0)
+    assert "the mask valid keeps nothing of" in diagnosed
     assert re.search(r"\(root\) valid: kept \d+ → \d+", diff)
     for line in table.splitlines()[1:]:
         _, padding, silent = map(float, line.split())
         assert abs(padding - (1 - silent)) < 0.03 < abs(padding - silent)
 
 
-def test_a_codebook_that_is_out_of_step(typed: dict[str, list[tuple[int, str]]]) -> None:
-    """The targets of one codebook are the same values in another order, and that codebook is learned most slowly."""
-    _, (differs, diff), (status, table) = typed["A codebook that is out of step"]
-    assert (differs, status) == (1, 0)
-    assert re.search(r"first divergence: step 0: \(root\) targets\.2 \(probe\).*the same values in another order", diff)
+def test_a_codebook_with_another_samples_labels(typed: dict[str, list[tuple[int, str]]]) -> None:
+    """That codebook is learned most slowly, and its targets are where the two runs part."""
+    _, (status, table), (differs, diff) = typed["A codebook with another sample's labels"]
+    assert (status, differs) == (0, 1)
     losses = {name: float(value) for name, value in (line.split() for line in table.splitlines()[1:])}
-    assert max(losses, key=losses.__getitem__) == "cross_entropy/2"
+    assert losses.pop("cross_entropy/2") > max(losses.values()) + 0.2
+    assert re.search(r"first divergence: step 0: \(root\) targets\.2 \(probe\)", diff)
 
 
 def test_clipping_before_unscaling(typed: dict[str, list[tuple[int, str]]]) -> None:
