@@ -93,6 +93,18 @@ def mask_of_one_position() -> Case:
     return _pooled(lambda ids, number: torch.arange(100).expand(16, 100) == 3, length=100)
 
 
+def ten_times_as_long_as_needed() -> Case:
+    """Sequences are padded to a length that hardly any of their tokens need."""
+
+    def ids(number: int) -> Tensor:
+        return functional.pad(padded(number)[0][:, :8], (0, 92))
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        return (model(ids(number), ids(number) != 0) - 1.0).square().mean()
+
+    return trained(Pooled(), loss)
+
+
 def every_third_sample_masked() -> Case:
     """The mask of every third sample is empty."""
     return _pooled(lambda ids, number: (ids != 0) & (torch.arange(16) % 3 > 0).unsqueeze(1))

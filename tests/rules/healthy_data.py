@@ -263,7 +263,28 @@ def ranks_in_step() -> Ranks:
     return Ranks("healthy")
 
 
+def attention_whose_key_bias_stays_small() -> Case:
+    """Biases that begin at zero; that of the keys has no gradient but rounding, since a shift of all scores is none."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(6, 6) for _ in range(4))
+            for module in self.children():
+                nn.init.zeros_(module.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x)))
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        x = batches(16, 4, 6)[number % 8]
+        return (model(x) - x.cumsum(1)).square().mean()
+
+    return trained(nn.Sequential(Block(), Block(), nn.Linear(6, 6)), loss, steps=12)
+
+
 HEALTHY_DATA = [
+    attention_whose_key_bias_stays_small,
     learns_and_is_evaluated,
     long_and_noisy,
     players_whose_losses_hover,

@@ -28,7 +28,7 @@ INVERTED = 0.5
     causes=("keeps_nearly_nothing",),
 )
 def nearly_empty_mask(facts: Facts) -> Answers:
-    for mask in _of_positions(facts):
+    for mask in of_positions(facts):
         if mask["passes"] >= LASTING and 0 < mask["share"] < NEARLY_EMPTY and mask["width"] >= ROW:
             text = (
                 f"the mask {mask['slot']} keeps {mask['share']:.2%} of its elements in the median of "
@@ -55,7 +55,7 @@ def nearly_empty_mask(facts: Facts) -> Answers:
     causes=("rows_without_anything",),
 )
 def masked_rows(facts: Facts) -> Answers:
-    for mask in _of_positions(facts):
+    for mask in of_positions(facts):
         share = mask["empty_rows"] / max(1, mask["rows"])
         if mask["passes"] >= LASTING and EMPTY_ROWS <= share < 1:
             text = f"the mask {mask['slot']} keeps nothing of {mask['empty_rows']} of {mask['rows']} samples"
@@ -92,7 +92,7 @@ def inverted_mask(facts: Facts) -> Answers:
         yield Clear(f"{slot} keeps {kept:.0%} of the tokens and {dropped:.0%} of the padding")
 
 
-def _of_positions(facts: Facts) -> list[dict[str, Any]]:
+def of_positions(facts: Facts) -> list[dict[str, Any]]:
     """Masks of two dimensions, one row a sample, over all passes."""
     rows: list[dict[str, Any]] = facts.sql(
         "SELECT module::VARCHAR AS module, slot::VARCHAR AS slot, count(*) AS passes, min(step) AS first, "

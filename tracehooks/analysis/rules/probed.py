@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracehooks.analysis.rules.facts import LASTING, Facts, Series
+from tracehooks.analysis.rules.masks import of_positions
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, rule
 
 TOKENS = "tokens that a probe saw: tracehooks.tokens(ids, name, vocab_size=…, pad=…)"
@@ -43,21 +44,19 @@ def out_of_vocabulary(facts: Facts) -> Answers:
 
 @rule(
     sees="sequences that are mostly padding",
-    threshold=f"more than {PADDING:.0%} of the positions in the median of {LASTING} or more looks",
+    threshold=f"more than {PADDING:.0%} of the positions in the median of {LASTING} or more looks, by a probe of tokens "
+    "or by a mask of two dimensions named attention_mask or after padding",
     source="work on padding is lost: a batch costs what its longest sequence costs; sort by length, or pack",
-    needs=TOKENS,
+    needs=TOKENS + ", or a mask of the positions",
     next_check="print the lengths of one batch: does one long sequence stretch all others, or is the length fixed?",
     evidence=("site", "share", "count", "cause"),
     causes=("padded_to_the_longest",),
 )
 def padding_share(facts: Facts) -> Answers:
-    for site, found in _tokens(facts, "padding"):
-        share = float(np.median(found.values))
-        if share > PADDING and len(found.values) >= LASTING:
-            evidence = {"site": site, "share": share, "count": len(found.values), "cause": "padded_to_the_longest"}
-            yield Found(
-                "warning", f"{share:.0%} of the positions of {site} are padding", int(found.steps[0]), site, evidence
-            )
+    for site, share, looks, step in _padding(facts):
+        if share > PADDING and looks >= LASTING:
+            evidence = {"site": site, "share": share, "count": looks, "cause": "padded_to_the_longest"}
+            yield Found("warning", f"{share:.0%} of the positions of {site} are padding", step, site, evidence)
         yield Clear(f"{share:.0%} of the positions of {site} are padding")
 
 
@@ -154,6 +153,16 @@ def clipped_audio(facts: Facts) -> Answers:
                 evidence,
             )
         yield Clear(f"{share:.1%} of the samples of {site} are at full scale, its peak is {peak:.3g}")
+
+
+def _padding(facts: Facts) -> Iterator[tuple[str, float, int, int]]:
+    """Where padding was counted, its share in the median, in how many looks, and since when: by probes, and by masks of
+    positions that are named so."""
+    for site, found in _tokens(facts, "padding"):
+        yield site, float(np.median(found.values)), len(found.values), int(found.steps[0])
+    for mask in of_positions(facts):
+        if "attention_mask" in mask["slot"] or "pad" in mask["slot"]:
+            yield mask["slot"], 1 - mask["share"], mask["passes"], mask["first"]
 
 
 def _tokens(facts: Facts, what: str) -> Iterator[tuple[str, Series]]:

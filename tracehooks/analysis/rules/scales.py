@@ -59,8 +59,9 @@ def poor_initialisation(facts: Facts) -> Answers:
 
 @rule(
     sees="a site whose numbers are out of all proportion to those of its siblings",
-    threshold=f"of {SIBLINGS} or more outputs or weights of one class and shape one whose magnitude, a geometric mean "
-    f"over the steps, is {OUT_OF_LINE:g} times more or less than the median of them",
+    threshold=f"of {SIBLINGS} or more outputs, or weights of two dimensions or more, of one class and shape one whose "
+    f"magnitude, a geometric mean over the steps, is {OUT_OF_LINE:g} times more or less than the median of them; biases "
+    "may well be: that of attention's keys has no gradient but rounding",
     source="SageMaker Debugger's TensorVariance bounds the variance by fixed numbers; here siblings set them",
     needs=needs.OUTPUTS,
     next_check="tracehooks show RUN --module PATH: since which step, and what changed there?",
@@ -70,7 +71,7 @@ def poor_initialisation(facts: Facts) -> Answers:
 def tensor_variance(facts: Facts) -> Answers:
     groups: dict[tuple[object, ...], list[Seen]] = defaultdict(list)
     for site in facts.of_phase("forward", "parameter"):
-        if site.rms and site.count > 1 and site.rows >= LASTING:
+        if site.rms and site.rows >= LASTING and (site.phase == "forward" or len(site.shape) >= 2) and site.count > 1:
             groups[site.phase, site.type, site.slot, site.shape].append(site)
     alike = {key: sites for key, sites in groups.items() if len({site.module for site in sites}) >= SIBLINGS}
     worst = 1.0
