@@ -256,7 +256,7 @@ def padding_row_nonzero(facts: Facts) -> Answers:
     sees="a layer many of whose units never fire, before a rectifier",
     threshold=f"at least {DEAD_UNITS:.0%} of the elements of the gradient of its bias are exactly zero in each of "
     f"{UNIT_STEPS} or more recorded steps of the last half, over {UNIT_ROWS} or more outputs a unit and step, where "
-    "part of the gradient of its output is zero too",
+    "part of the gradient of its output is zero too; in float32, the last module left out",
     source="Maas, Hannun and Ng, 2013; Lu et al., 2020, Dying ReLU: a unit that is negative for all inputs gets no gradient",
     needs=needs.GRADIENTS + ', and "output_grads"',
     next_check="a smaller learning rate, a leaky rectifier, or another initialisation; which step killed them?",
@@ -267,10 +267,16 @@ def partly_dead_units(facts: Facts) -> Answers:
     masked = {site.module for site in facts.of_phase("backward") if 0 < site.zeros < site.elements}
     rows = {site.module: site.count // max(1, site.shape[-1] if len(site.shape) < 4 else site.shape[1])
             for site in facts.of_phase("forward") if site.shape}  # fmt: skip
+    last = max((order for module, order in facts.order.items() if module), default=0)
     biases = [
         site
         for site in facts.gradients.values()
-        if site.slot == "bias" and site.module in masked and rows.get(site.module, 0) >= UNIT_ROWS and site.count > 1
+        if site.slot == "bias"
+        and site.module in masked
+        and rows.get(site.module, 0) >= UNIT_ROWS
+        and site.count > 1
+        and site.dtype == "float32"
+        and facts.order.get(site.module, last) < last
     ]
     if not facts.gradients or not facts.of_phase("backward") or len(facts.recorded) < 2 * UNIT_STEPS:
         return

@@ -78,8 +78,9 @@ def constant_input(facts: Facts) -> Answers:
 
 
 @rule(
-    sees="an input that is given in some training passes and missing in most",
-    threshold=f"no rows of it in more than {ABSENT:.0%} of the training passes of {ALIKE} or more steps",
+    sees="a condition that is given in some training passes and missing in most",
+    threshold=f"an input named like one, such as caption, prompt or label: no rows of it in more than {ABSENT:.0%} of "
+    f"the training passes of {ALIKE} or more steps",
     source="Ho and Salimans, 2022: guidance drops a condition in 10 % to 20 % of the cases; more is more than intended",
     needs=needs.SAMPLES,
     next_check="which branch of the collation or of the training step leaves it out?",
@@ -91,7 +92,7 @@ def condition_absent(facts: Facts) -> Answers:
     most = max((row["passes"] for row in passes.values()), default=0)
     for name, row in passes.items():
         absent = 1 - row["passes"] / most
-        if absent > ABSENT and most >= ALIKE and not _is_material(name):
+        if absent > ABSENT and most >= ALIKE and _is_condition(name):
             text = f"{name} is missing in {most - row['passes']} of {most} training passes"
             evidence = {
                 "input": name,
@@ -107,7 +108,7 @@ def condition_absent(facts: Facts) -> Answers:
     sees="a condition whose samples are for the most part one and the same: dropped more often than intended",
     threshold=f"more than {DROPPED:.0%} of the samples, but not all, have the commonest fingerprint, over {ALIKE} or "
     "more steps, while most of the others are different from each other; for inputs of two floating or four other "
-    "elements a sample, those named like masks, positions or times left out",
+    "elements a sample, named like a condition",
     source="Ho and Salimans, 2022: classifier-free guidance drops the condition of 10 % to 20 % of the samples",
     needs=needs.SAMPLES,
     next_check="count how often the condition is replaced by the empty one: is the probability applied twice?",
@@ -117,7 +118,7 @@ def condition_absent(facts: Facts) -> Answers:
 def condition_dropped(facts: Facts) -> Answers:
     for row in _inputs(facts):
         name, share = row["name"], row["commonest"] / row["samples"]
-        if row["steps"] < ALIKE or not facts.is_large(name) or _is_material(name):
+        if row["steps"] < ALIKE or not facts.is_large(name) or not _is_condition(name):
             continue
         rest = row["samples"] - row["commonest"]
         if DROPPED < share < 1 and row["contents"] - 1 > 0.5 * rest and len(facts.batches) > 1:

@@ -179,10 +179,18 @@ def _epoch_stands_still(facts: Facts, loader: Mapping[str, Any] | None) -> bool:
     return len(epochs) == 1
 
 
+def _reaches_weights(facts: Facts) -> bool:
+    """Whether what the first module with parameters gives has the size of pixels."""
+    held = {name.rpartition(".")[0] for name in facts.described}
+    first = next((site for site in facts.of_phase("forward") if site.module in held), None)
+    return first is not None and (first.absmax or 0.0) > PIXEL
+
+
 @rule(
     sees="pictures that are not normalised: numbers from 0 to 255 as floats",
     threshold="an input of the root of four dimensions with 1, 3 or 4 channels, nothing negative, and above "
-    f"{PIXEL:g}, in every one of {LASTING} or more steps",
+    f"{PIXEL:g}, in every one of {LASTING} or more steps, and still of such a size behind the first module with "
+    "parameters: a model that divides or normalises by itself is fine",
     source="LeCun et al., 1998, Efficient backprop: inputs of mean zero and equal variance; SageMaker's NotNormalizedImages",
     needs="pictures among the root's inputs, in three or more steps",
     next_check="divide by 255, subtract the mean and divide by the standard deviation of each channel",
@@ -195,7 +203,7 @@ def unnormalised_images(facts: Facts) -> Answers:
             continue
         if not {site.shape[1], site.shape[3]} & {1, 3, 4} or site.least is None or site.greatest is None:
             continue
-        if site.least >= 0 and site.greatest > PIXEL:
+        if site.least >= 0 and site.greatest > PIXEL and _reaches_weights(facts):
             text = (
                 f"{site.slot} has numbers from {site.least:g} to {site.greatest:g}: pictures as they come from a file"
             )

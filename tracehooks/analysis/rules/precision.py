@@ -8,6 +8,7 @@ from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 from tracehooks.analysis.rules.updates import stands_still
+from tracehooks.core.records import Severity
 
 SKIPPED_RUNNING = 5
 SKIPPED_SHARE = 0.1
@@ -207,7 +208,7 @@ def gradient_underflow(facts: Facts) -> Answers:
 @rule(
     sees="modules that compute in another dtype than is meant: norms and softmax in float16, or float64 by accident",
     threshold="outputs of a normalisation or softmax in float16 while the parameters are float32; or outputs in "
-    "float64 while the parameters are narrower",
+    "float64 while the parameters are narrower, a note",
     source="torch.amp, op reference: layer_norm, softmax and losses run in float32 under autocast; NumPy makes float64",
     needs=needs.OUTPUTS,
     next_check="which cast, or which array of NumPy's, brings the dtype in?",
@@ -231,7 +232,8 @@ def wrong_dtype(facts: Facts) -> Answers:
             modules = list(dict.fromkeys(site.module for site in sites))
             evidence = {"modules": modules, "dtype": sites[0].dtype, "count": len(modules), "cause": cause}
             text = f"{listed(modules)}: {what} in {sites[0].dtype} while parameters are {', '.join(sorted(kinds))}"
-            yield Found("warning", text, sites[0].first_step, modules[0], evidence)
+            severity: Severity = "warning" if sites is narrow else "info"
+            yield Found(severity, text, sites[0].first_step, modules[0], evidence)
     yield Clear(f"{len(wide) + len(narrow)} of {len(outputs)} outputs have a dtype that the parameters do not call for")
 
 

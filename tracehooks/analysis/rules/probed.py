@@ -44,8 +44,8 @@ def out_of_vocabulary(facts: Facts) -> Answers:
 
 @rule(
     sees="sequences that are mostly padding",
-    threshold=f"more than {PADDING:.0%} of the positions in the median of {LASTING} or more looks, by a probe of tokens "
-    "or by a mask of two dimensions named attention_mask or after padding",
+    threshold=f"more than {PADDING:.0%} of the positions in the median of {LASTING} or more looks, by a probe of "
+    "tokens or by a mask of two dimensions named attention_mask or after padding",
     source="work on padding is lost: a batch costs what its longest sequence costs; sort by length, or pack",
     needs=TOKENS + ", or a mask of the positions",
     next_check="print the lengths of one batch: does one long sequence stretch all others, or is the length fixed?",

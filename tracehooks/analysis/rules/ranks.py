@@ -49,9 +49,9 @@ def slow_rank(facts: Facts) -> Answers:
 
 
 @rule(
-    sees="a rank that stopped recording while the others went on, or that never began",
-    threshold=f"its last step is {BEHIND} or more before that of the furthest rank, or run.json names more ranks than "
-    "recorded",
+    sees="a rank that stopped while the others went on",
+    threshold=f"its last step is {BEHIND} or more before that of the furthest rank; ranks that record nothing are "
+    "none: one may be enough to watch",
     source="ranks of one training take the same steps; a process that died, or waits in a collective alone, takes none",
     needs=RANKS,
     next_check="what did this process print last, and is it alive? py-spy dump shows where it waits",
@@ -61,21 +61,20 @@ def slow_rank(facts: Facts) -> Answers:
 def silent_rank(facts: Facts) -> Answers:
     rows = facts.sql("SELECT rank, max(step) AS last FROM scalars GROUP BY rank ORDER BY rank").to_pylist()
     last = {row["rank"]: row["last"] for row in rows}
-    world = int(facts.run.info.get("world_size") or 1)
-    if max(world, len(last)) < 2 or not last:
+    if len(last) < 2:
         return
     furthest = max(last.values())
-    silent = [rank for rank in range(max(world, max(last) + 1)) if furthest - last.get(rank, -BEHIND) >= BEHIND]
+    silent = [rank for rank, step in last.items() if furthest - step >= BEHIND]
     if silent:
-        text = f"rank {listed(map(str, silent))} of {world} stopped before step {furthest}, which others reached"
+        text = f"rank {listed(map(str, silent))} of {len(last)} stopped before step {furthest}, which others reached"
         evidence = {
             "ranks": silent,
-            "last_steps": [last.get(rank) for rank in silent],
+            "last_steps": [last[rank] for rank in silent],
             "count": len(silent),
             "cause": "silent_rank",
         }
-        yield Found("error", text, min(last.get(rank, 0) for rank in silent), f"rank {silent[0]}", evidence)
-    yield Clear(f"{len(last)} of {world} ranks recorded, the last step of each is {min(last.values())} to {furthest}")
+        yield Found("error", text, min(last[rank] for rank in silent), f"rank {silent[0]}", evidence)
+    yield Clear(f"the last steps of {len(last)} ranks are {min(last.values())} to {furthest}")
 
 
 @rule(

@@ -22,9 +22,9 @@ OUT_OF_LINE = 1e4
 @rule(
     sees="weights that begin badly: all equal, of a scale that fades or explodes through the layers, or far worse "
     "than chance",
-    threshold=f"in the first step a weight whose elements are all the same number but not zero; outputs over {LAYERS} "
-    f"or more weighted layers that change by {1 / FADES:g} in rank order (Spearman 0.8); or a cross-entropy of "
-    f"{ABOVE_CHANCE:g} times that of chance, ln(classes), and more",
+    threshold="in the first step a weight of a linear or convolutional layer whose elements are all one number but "
+    f"not zero; outputs over {LAYERS} or more weighted layers that change by {1 / FADES:g} in rank order (Spearman "
+    f"0.8); or a cross-entropy of {ABOVE_CHANCE:g} times that of chance, ln(classes), and more",
     source="Glorot and Bengio, 2010; He et al., 2015: keep the variance from layer to layer; equal units get equal "
     "gradients for ever; Karpathy, 2019, A recipe for training neural networks: verify the loss at init",
     needs="the first step of the training: attach before it, with outputs and parameters recorded",
@@ -60,8 +60,8 @@ def poor_initialisation(facts: Facts) -> Answers:
 @rule(
     sees="a site whose numbers are out of all proportion to those of its siblings",
     threshold=f"of {SIBLINGS} or more outputs, or weights of two dimensions or more, of one class and shape one whose "
-    f"magnitude, a geometric mean over the steps, is {OUT_OF_LINE:g} times more or less than the median of them; biases "
-    "may well be: that of attention's keys has no gradient but rounding",
+    f"magnitude, a geometric mean over the steps, is {OUT_OF_LINE:g} times more or less than the median of them; "
+    "biases may well be: that of attention's keys has no gradient but rounding",
     source="SageMaker Debugger's TensorVariance bounds the variance by fixed numbers; here siblings set them",
     needs=needs.OUTPUTS,
     next_check="tracehooks show RUN --module PATH: since which step, and what changed there?",
@@ -96,7 +96,8 @@ def _constant_weights(facts: Facts) -> list[str]:
     trainable = set(facts.trainable)
     rows = facts.sql(
         "SELECT module::VARCHAR AS module, slot::VARCHAR AS slot FROM tensors WHERE phase::VARCHAR = 'parameter' "
-        "AND step = 0 AND len(shape) >= 2 AND shape[1] > 1 AND shape[2] > 1 AND min = max AND max <> 0 GROUP BY ALL "
+        "AND (contains(type::VARCHAR, 'Linear') OR contains(type::VARCHAR, 'Conv')) AND step = 0 AND len(shape) >= 2 "
+        "AND shape[1] > 1 AND shape[2] > 1 AND min = max AND max <> 0 GROUP BY ALL "
         "ORDER BY ALL"
     ).to_pylist()
     names = [f"{row['module']}.{row['slot']}".lstrip(".") for row in rows]

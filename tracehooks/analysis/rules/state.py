@@ -113,8 +113,8 @@ def lr_jump(facts: Facts) -> Answers:
 
 @rule(
     sees="a recomputed forward pass whose outputs are not those of the first one",
-    threshold=f"one output with other bits when activation checkpointing computes it again, in the first {RECOMPUTED} steps "
-    "that do",
+    threshold=f"one output with other bits when activation checkpointing computes it again, in the first {RECOMPUTED} "
+    "steps that do",
     source="torch.utils.checkpoint: preserve_rng_state=True repeats the random numbers; state that the pass itself "
     "changes is not put back",
     needs="activation checkpointing while the trace is attached, and outputs with hashes",

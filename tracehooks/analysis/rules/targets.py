@@ -16,7 +16,7 @@ WORST = 4
 @rule(
     sees="targets that are all the same",
     threshold=f"one class, or one number, in all targets of {LASTING} or more steps; for one optimizer: the players of "
-    "a GAN have constant targets",
+    "a GAN have constant targets, and so have residuals (zeros and ones, as numbers, are left out)",
     source="a loss over constant targets is minimised by a constant",
     needs=needs.TARGETS + ", or one that compares predictions and targets element by element (mse_loss, l1_loss)",
     next_check="print the targets of two batches: are they lost in the collation, or the wrong column?",
@@ -40,7 +40,7 @@ def constant_targets(facts: Facts) -> Answers:
         )
     elif len(spread.values) >= LASTING:
         one = not spread.values.any() and len(np.unique(mean.values)) == 1
-        if one and not several:
+        if one and not several and mean.values[0] not in (0.0, 1.0):
             text = f"every target of {len(spread.values)} losses is {mean.values[0]:.4g}"
             yield Found("error", text, int(spread.steps[0]), "", {"count": len(spread.values), "cause": "one_number"})
         yield Clear(f"targets of a step have a standard deviation of {np.median(spread.values):.3g}")
@@ -48,8 +48,9 @@ def constant_targets(facts: Facts) -> Answers:
 
 @rule(
     sees="one class that nearly all targets have",
-    threshold=f"in the median of {LASTING} or more looks more than {DOMINANT:.0%} of the targets that count, always of the "
-    f"same class, while at the last {LASTING} the others are predicted less than {RARELY:.0%} as often as they are there",
+    threshold=f"in the median of {LASTING} or more looks more than {DOMINANT:.0%} of the targets that count, always of "
+    f"the same class, while at the last {LASTING} the others are predicted less than {RARELY:.0%} as often as they are "
+    "there",
     source="He and Garcia, 2009, Learning from imbalanced data: predicting the majority alone has a low loss",
     needs=needs.TARGETS,
     next_check="weight the classes, draw them evenly, or judge by a measure that the majority cannot win",
