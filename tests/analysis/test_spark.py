@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -108,6 +110,13 @@ def test_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
         query(TraceBuilder().run(), "SELECT 1", "local[1]")
 
 
+@pytest.fixture
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which Spark was not used yet."""
+    monkeypatch.setattr("tracehooks.analysis.spark_session.SparkSession.getActiveSession", lambda: None)
+
+
+@pytest.mark.usefixtures("no_session")
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where Java is not installed the error says so, and where it was looked for."""
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
@@ -120,6 +129,7 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         query(TraceBuilder().run(), "SELECT 1", "spark://localhost:1")
 
 
+@pytest.mark.usefixtures("no_session")
 def test_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
     """A master that takes no connection is named at once."""
     monkeypatch.setattr("tracehooks.analysis.spark_session._look_for_java", lambda master: None)
@@ -197,3 +207,13 @@ def test_errors_while_it_runs_are_one_line(spark: str) -> None:
     """What fails on a worker is told without Java's stack."""
     with pytest.raises(QueryError, match=r"^query .*: \[USER_RAISED_EXCEPTION\] enough"):
         query(TraceBuilder().tensor("a").run(), "SELECT raise_error('enough') FROM tensors", spark)
+
+
+@pytest.mark.spark
+def test_a_session_that_does_not_begin_is_one_line(tmp_path: Path, spark: str) -> None:
+    """What Java says against a master is told, and nothing else: not its warnings, not its stack."""
+    run = TraceBuilder().tensor("a").write(tmp_path / "run")
+    command = [sys.executable, "-m", "tracehooks", "query", str(run), "SELECT 1", "--engine", "local[0]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tracehooks: engine local[0]: Asked to run locally with 0 threads\n"

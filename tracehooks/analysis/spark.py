@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tracehooks.analysis.spark_session import quiet
+from tracehooks.analysis.spark_session import innermost, quiet
 from tracehooks.analysis.sql import MaybeDamageError, first_line, told_apart, unknown_column
 from tracehooks.core.errors import QueryError, UnknownNameError
 
@@ -85,17 +85,7 @@ class Spark:
             if told.startswith("UNRESOLVED_COLUMN"):
                 column = named["objectName"].rpartition(".")[2].strip("`")
                 return unknown_column(column, sql, self._columns)
-        return QueryError(sql, first_line(_root(error)))
-
-
-def _root(error: Exception) -> Exception:
-    """What Java's innermost exception says, without the stack around it."""
-    if not isinstance(error, Py4JJavaError):
-        return error
-    cause = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return Exception(str(cause.getMessage() or cause.toString()))
+        return QueryError(sql, first_line(innermost(error)))
 
 
 def _frame(session: SparkSession, dataset: pa_dataset.Dataset) -> DataFrame:

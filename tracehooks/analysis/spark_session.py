@@ -20,6 +20,9 @@ with warnings.catch_warnings():
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+from py4j.protocol import Py4JJavaError
+
+from tracehooks.analysis.sql import first_line
 from tracehooks.core.errors import EngineError
 
 PATIENCE = 5.0
@@ -82,7 +85,8 @@ def _begun(master: str) -> SparkSession:
             gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
             return SparkSession(SparkContext(conf=conf, gateway=gateway))
         except Exception as error:  # whatever Java and the cluster may say, in one line
-            raise EngineError(master, _last_line(said) or str(error).strip().splitlines()[0]) from error
+            reason = first_line(innermost(error)) if isinstance(error, Py4JJavaError) else _complaint(said)
+            raise EngineError(master, reason or first_line(error)) from error
 
 
 def _look_for_java(master: str) -> None:
@@ -111,7 +115,19 @@ def _look_for_master(master: str) -> None:
     raise EngineError(master, f"the master cannot be reached ({'; '.join(reasons)})")
 
 
-def _last_line(said: IO[Any]) -> str:
+def innermost(error: Exception) -> Exception:
+    """What Java's innermost exception says, without the stack around it."""
+    if not isinstance(error, Py4JJavaError):
+        return error
+    cause = error.java_exception
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return Exception(str(cause.getMessage() or cause.toString()))
+
+
+def _complaint(said: IO[Any]) -> str:
+    """The line that names an exception or an error, else the last that is no place in a stack."""
     said.seek(0)
-    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("at ")]
+    return next((line for line in lines if re.search(r"Exception|Error\b", line)), lines[-1] if lines else "")
