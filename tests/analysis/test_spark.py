@@ -143,9 +143,11 @@ def test_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spark
-def test_all_types_come_back(tmp_path: Path, spark: str) -> None:
-    """Unsigned hashes, lists and nulls are what DuckDB gives of the same rows."""
-    run = offline.open(recorded(tmp_path / "run", rows=3))
+def test_all_types_come_back(tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsigned hashes, lists and nulls are what DuckDB gives of the same rows, also of a run that is named from here."""
+    recorded(tmp_path / "run", rows=3)
+    monkeypatch.chdir(tmp_path)
+    run = offline.open("run")
     on_spark, on_duck = query(run, ROWS, spark), query(run, ROWS)
     assert on_spark.to_pylist() == on_duck.to_pylist()
     assert on_spark.schema.field("hash").type == on_duck.schema.field("hash").type

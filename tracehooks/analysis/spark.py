@@ -7,9 +7,9 @@ Spark sees every row that the other engine sees, and no other.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as pa_dataset
@@ -112,7 +112,7 @@ def _split(dataset: pa_dataset.Dataset) -> tuple[list[str], pa.Table]:
             continue
         for fragment in child.get_fragments():
             if fragment.num_row_groups == fragment.metadata.num_row_groups:
-                files.append(fragment.path)
+                files.append(f"file:{os.path.abspath(fragment.path)}")  # whatever file system the cluster begins from
             else:
                 tables.append(fragment.to_table(schema=dataset.schema))
     return files, pa.concat_tables([dataset.schema.empty_table(), *tables])
@@ -120,7 +120,7 @@ def _split(dataset: pa_dataset.Dataset) -> tuple[list[str], pa.Table]:
 
 def _base(file: str) -> str:
     """The table's directory: what comes below it, rank=N, is a column."""
-    return str(Path(file).parents[1])
+    return file.rsplit("/", 2)[0]
 
 
 def _plain(table: pa.Table) -> pa.Table:
