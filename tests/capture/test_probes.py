@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,19 @@ def test_a_probe_returns_the_very_object(record: Record) -> None:
 
     check(None)
     record(nn.Linear(4, 4), check)
+
+
+def test_the_example_of_the_page(record: Record) -> None:
+    """The model that docs/probes.md shows is recorded as the page says."""
+    page = (Path(__file__).parents[2] / "docs" / "probes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(code, names)
+    model = names["Reader"]()
+    recorded = record(model, lambda trace: model(torch.tensor([[3, 1, 0], [5, 5, 5]])).sum().backward())
+    assert set(recorded.rows(phase="probe")["slot"]) == {"ids", "scores"}
+    assert list(recorded.masks["slot"]) == ["keys"]
+    assert recorded.values("tokens/ids/padding") == [(0, pytest.approx(1 / 6))]
 
 
 def test_a_site_is_a_name_in_the_module_that_calls(record: Record) -> None:
@@ -302,7 +317,7 @@ def test_threads(record: Record) -> None:
 
 
 def test_transforms_of_functions(record: Record) -> None:
-    """Under vmap and grad a probe sees all samples together, and the transform gives what it would."""
+    """Under vmap and grad each probe sees all samples together, and the transform gives what it would."""
     model = nn.Sequential(Block())
     x = torch.randn(5, 4)
     expected = torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x)
@@ -312,6 +327,15 @@ def test_transforms_of_functions(record: Record) -> None:
 
     (row,) = record(model, work).rows(phase="probe").to_dict("records")
     assert list(row["shape"]) == [5, 4]
+
+    def shown(row: Tensor) -> Tensor:
+        tracehooks.tokens(row.abs().long(), "ids")
+        tracehooks.audio(row, "wave")
+        return tracehooks.mask(row[:, None] > row, "m", dim=0).sum()
+
+    recorded = record(model, lambda trace: torch.func.vmap(shown)(x))
+    assert [list(shape) for shape in recorded.masks["shape"]] == [[5, 4, 4]]
+    assert len(recorded.values("tokens/ids/distinct")) == len(recorded.values("audio/wave/peak/0")) == 1
 
 
 def test_a_module_that_came_later(record: Record) -> None:

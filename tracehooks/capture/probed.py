@@ -101,10 +101,11 @@ class Probed:
         keep, dim = sighting.asked
         if not -x.ndim <= dim < x.ndim:
             raise InvalidOptionError(f"dim of mask(…, {sighting.name!r})", dim, f"a dimension of {tuple(x.shape)}")
-        micro = self._session.steps.micro
-        self._session.recorder.mask(
-            x.movedim(dim, -1), sighting.path, sighting.name, micro, "keep=True" if keep else "keep=False"
-        )
+        values, convention = torch_internals.unwrapped(x), "keep=True" if keep else "keep=False"
+        if values is not None:
+            row_last = values.movedim(dim - x.ndim if dim >= 0 else dim, -1)  # a transform's dimension stands in front
+            micro = self._session.steps.micro
+            self._session.recorder.mask(row_last, sighting.path, sighting.name, micro, convention)
 
     def _numbers(self, x: Tensor, sighting: Sighting) -> None:
         values = torch_internals.unwrapped(x)

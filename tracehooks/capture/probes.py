@@ -85,11 +85,12 @@ def audio(x: T, name: str, *, sample_rate: float | None = None) -> T:
         ``x`` itself.
     """
     if SWITCHBOARD.watching:
-        _see("audio", x, name, None if sample_rate is None else float(sample_rate))
+        _see("audio", x, name, sample_rate)
     return x
 
 
 def _see(kind: str, x: Any, name: str, *asked: Any) -> None:
+    name = str(name)
     if not torch.compiler.is_compiling():
         _show(kind, x, None, name, asked)
     elif isinstance(x, Tensor) and not torch.compiler.is_exporting():
