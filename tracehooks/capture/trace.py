@@ -52,7 +52,7 @@ class Trace:
         Args:
             batch: a tensor, or a tuple, list, mapping, dataclass of tensors.
             split: train, validation or a name of yours.
-            source_id: where each sample comes from: one string a sample, or one for all.
+            source_id: where each sample comes from: one string a sample, or one for all; ``NAME@START+LENGTH`` for a window.
         """
         self._check("samples()")
         for name, tensor in leaves(batch, "batch"):

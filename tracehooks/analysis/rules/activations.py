@@ -264,42 +264,46 @@ def padding_row_nonzero(facts: Facts) -> Answers:
     causes=("dying_relu",),
 )
 def partly_dead_units(facts: Facts) -> Answers:
-    masked = {site.module for site in facts.of_phase("backward") if 0 < site.zeros < site.elements}
-    rows = {site.module: site.count // max(1, site.shape[-1] if len(site.shape) < 4 else site.shape[1])
-            for site in facts.of_phase("forward") if site.shape}  # fmt: skip
-    last = max((order for module, order in facts.order.items() if module), default=0)
-    biases = [
-        site
-        for site in facts.gradients.values()
-        if site.slot == "bias"
-        and site.module in masked
-        and rows.get(site.module, 0) >= UNIT_ROWS
-        and site.count > 1
-        and site.dtype == "float32"
-        and facts.order.get(site.module, last) < last
-    ]
     if not facts.gradients or not facts.of_phase("backward") or len(facts.recorded) < 2 * UNIT_STEPS:
         return
     middle = int(facts.recorded[len(facts.recorded) // 2])
-    shares = {
-        row["module"]: row
-        for row in facts.sql(
-            "SELECT module::VARCHAR AS module, min(zeros / count) AS least, count(*) AS steps FROM tensors "
-            f"WHERE phase::VARCHAR IN ('gradient', 'gradient_local') AND slot::VARCHAR = 'bias' AND step >= {middle} "
-            "AND count > 0 GROUP BY ALL"
-        ).to_pylist()
-    }
-    dead = [site for site in biases if shares[site.module]["least"] >= DEAD_UNITS and site.last_nonzero is not None]
-    for site in dead:
-        share = shares[site.module]["least"]
-        if shares[site.module]["steps"] >= UNIT_STEPS and share < 1:
-            text = f"{share:.0%} of the units of {site.module or '(root)'} get no gradient in any of the last steps"
-            evidence = {"params": [site.name], "modules": [site.module], "fraction": share,
-                        "count": round(share * site.count),
-                        "cause": "dying_relu"}  # fmt: skip
-            yield Found("warning", text, middle, site.module, evidence)
-    most = max((shares[site.module]["least"] for site in biases), default=0.0)
-    yield Clear(f"at most {most:.0%} of the units of one of {len(biases)} layers before rectifiers get no gradient")
+    shares = _never_reached(facts, middle)
+    layers = {site.module: site for site in _before_rectifiers(facts) if site.module in shares}
+    for module, site in layers.items():
+        if DEAD_UNITS <= (share := shares[module]) < 1 and site.last_nonzero is not None:
+            text = f"{share:.0%} of the units of {module or '(root)'} get no gradient in any of the last steps"
+            evidence = {
+                "params": [site.name],
+                "modules": [module],
+                "fraction": share,
+                "count": round(share * site.count),
+            }
+            yield Found("warning", text, middle, module, evidence | {"cause": "dying_relu"})
+    most = max((shares[module] for module in layers), default=0.0)
+    yield Clear(f"at most {most:.0%} of the units of one of {len(layers)} layers before rectifiers get no gradient")
+
+
+def _before_rectifiers(facts: Facts) -> Iterator[Seen]:
+    """Gradients of biases of layers behind which part of the gradient is dropped, over enough outputs to tell."""
+    masked = {site.module for site in facts.of_phase("backward") if 0 < site.zeros < site.elements}
+    last = max((order for module, order in facts.order.items() if module), default=0)
+    for site in facts.of_phase("forward"):
+        units = site.shape[-1] if 0 < len(site.shape) < 4 else site.shape[1] if site.shape else 0
+        bias = facts.gradients.get(f"{site.module}.bias".lstrip("."))
+        if bias is None or bias.dtype != "float32" or bias.count < 2 or site.module not in masked:
+            continue
+        if site.order < last and units and site.count // units >= UNIT_ROWS:
+            yield bias
+
+
+def _never_reached(facts: Facts, since: int) -> dict[str, float]:
+    """Of biases with gradients in `UNIT_STEPS` or more steps since one, the smallest share of elements that are zero."""
+    rows = facts.sql(
+        "SELECT module::VARCHAR AS module, min(zeros / count) AS least FROM tensors "
+        f"WHERE phase::VARCHAR IN ('gradient', 'gradient_local') AND slot::VARCHAR = 'bias' AND step >= {since} "
+        f"AND count > 0 GROUP BY ALL HAVING count(*) >= {UNIT_STEPS}"
+    ).to_pylist()
+    return {row["module"]: row["least"] for row in rows}
 
 
 @rule(

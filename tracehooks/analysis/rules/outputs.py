@@ -9,7 +9,7 @@ import numpy as np
 from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
-from tracehooks.analysis.rules.series import ends
+from tracehooks.analysis.rules.series import ends, running
 
 LARGE_LOGIT, LOGIT_GROWTH = 100.0, 10.0
 CLIP_CLAMP = math.log(100)
@@ -112,8 +112,7 @@ def logit_scale_at_clamp(facts: Facts) -> Answers:
     scales = {name: site for name, site in facts.parameters.items() if site.count == 1 and _is_scale(site)}
     for name, site in scales.items():
         for _, steps, values in facts.over_steps("max", f"phase = 'parameter' AND {facts.is_site(site)}"):
-            stays = len(values) - int(np.argmin(values[::-1] == values[-1])) if not (values == values[-1]).all() else 0
-            held = len(values) - stays if stays else 0
+            held = running(values == values[-1])
             update = facts.updates.get(name)
             pushed = update is not None and facts.steps_between(update.last_nonzero, update.last_step) < LASTING
             if held >= LASTING and pushed and values[-1] in (values.max(), values.min()):

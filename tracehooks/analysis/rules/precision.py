@@ -7,6 +7,7 @@ import numpy as np
 from tracehooks.analysis.rules import needs
 from tracehooks.analysis.rules.facts import LASTING, Facts, Seen
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
+from tracehooks.analysis.rules.series import running
 from tracehooks.analysis.rules.updates import stands_still
 from tracehooks.core.records import Severity
 
@@ -39,11 +40,11 @@ def amp_skipped_steps(facts: Facts) -> Answers:
             yield Clear(f"0 of {steps} optimizer steps were skipped")
         return
     missed = np.isin(tried, skipped)
-    running = int(np.argmin(missed[::-1])) if not missed.all() else len(tried)
+    at_the_end = running(missed)
     after_first = missed[int(np.argmin(missed)) :] if not missed.all() else missed[:0]
-    ends_so = running >= SKIPPED_RUNNING
+    ends_so = at_the_end >= SKIPPED_RUNNING
     if not ends_so and not (after_first.sum() >= SKIPPED_RUNNING and after_first.mean() > SKIPPED_SHARE):
-        yield Clear(f"{len(skipped)} of {len(tried)} optimizer steps were skipped, {running} of them at the end")
+        yield Clear(f"{len(skipped)} of {len(tried)} optimizer steps were skipped, {at_the_end} of them at the end")
         return
     scale = facts.scalar("scale").values
     params = _nonfinite_gradients(facts, skipped[-1])
@@ -51,7 +52,7 @@ def amp_skipped_steps(facts: Facts) -> Answers:
         "error",
         f"{len(skipped)} of {len(tried)} optimizer steps were skipped because of gradients that are not finite; the loss "
         f"scale went from {scale[0]:g} to {scale[-1]:g}, non-finite at the last: {listed(params) or 'not recorded'}",
-        int(tried[len(tried) - running]) if ends_so else skipped[0],
+        int(tried[len(tried) - at_the_end]) if ends_so else skipped[0],
         params[0].rpartition(".")[0] if params else "",
         {
             "count": len(skipped),

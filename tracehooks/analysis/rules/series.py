@@ -18,6 +18,11 @@ def longest(flags: NDArray[np.bool_]) -> tuple[int, int]:
     return int(starts[best]), int(ends[best] - starts[best])
 
 
+def running(flags: NDArray[np.bool_]) -> int:
+    """How many of the last are True without a break."""
+    return len(flags) if flags.all() else int(np.argmin(flags[::-1]))
+
+
 def trend(values: NDArray[np.float64]) -> float:
     """Spearman's rank correlation of values with their position; 0 where they are constant. Equal values share their
     mean rank."""
