@@ -20,7 +20,8 @@ from tracehooks.testing import MemorySink
 
 
 def said_of(case: Any, path: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> list[str]:
-    """What is printed while a case trains."""
+    """What is printed while a case trains. Each look is waited for between two steps, which is a stall by rights: that
+    finding, two lines, is left out."""
     with tracehooks.attach(case.model, path, **options) as trace:
         for number in range(case.steps):
             case.step(number)
@@ -28,16 +29,19 @@ def said_of(case: Any, path: Path, capsys: pytest.CaptureFixture[str], **options
             for thread in threading.enumerate():
                 if thread.name == "tracehooks diagnosis":
                     thread.join()
-    return [line for line in capsys.readouterr().err.splitlines() if "recording" not in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "recording" not in line]
+    return [line for line in lines if ": stall" not in line and "time the loader alone" not in line]
 
 
 def test_a_finding_is_said_once_while_the_run_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed at the first look that sees it, with the next check, and at no later one nor at the end."""
-    lines = said_of(never_cleared(), tmp_path / "run", capsys, diagnose_every=1, budget=0.9)
+    case = never_cleared()
+    case.steps = 20
+    lines = said_of(case, tmp_path / "run", capsys, diagnose_every=1, budget=0.999)
     assert len(lines) == 2
     assert lines[0].startswith("tracehooks: error: grads_not_zeroed, step 1: gradients are not cleared: in ")
     assert lines[1].startswith("tracehooks:   next: call optimizer.zero_grad()")
-    assert "7 of 7" not in lines[0]
+    assert "19 of 19" not in lines[0]
 
 
 def test_a_healthy_run_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
