@@ -124,3 +124,14 @@ def test_a_slow_recorder_is_paced_and_the_watch_goes_on(record, monkeypatch) -> 
     assert "recording_paced" in set(events["kind"])
     (found,) = events[events["kind"] == "nonfinite"].to_dict("records")
     assert (found["step"], found["module"]) == (27, "")
+
+
+def test_one_slow_step_does_not_decide_for_long() -> None:
+    """A hiccup in the first watched step is forgotten as soon as others have been measured."""
+    budget = Budget(0.02, 2)
+    recorded = 0
+    for step in range(3_000):
+        chosen = budget.records(step)
+        recorded += chosen
+        budget.step_ended(chosen, 0.01 if step == 1 else 0.0005 if chosen else 0.00005, 0.1)
+    assert recorded > 1_000

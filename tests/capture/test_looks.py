@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tracehooks
+from tracehooks.capture import optimizers
 
 IGNORED = -100
 
@@ -159,3 +160,40 @@ def test_a_resumed_run_says_so_and_whether_the_optimizer_had_state(tmp_path: Pat
     assert told == [False, True]
     events = tracehooks.open(tmp_path / "run").events(where="kind = 'run_resumed'").to_pylist()
     assert [(event["step"], event["details"]) for event in events] == [(1, '{"step": 1}')]
+
+
+def test_the_process_is_searched_for_optimizers_in_the_first_steps_alone(tmp_path: Path, monkeypatch) -> None:
+    """Also where the root is never called: a critic and a generator in a ModuleDict, with a gradient penalty."""
+    searches: list[int] = []
+    everybody = optimizers._all_of_them
+    monkeypatch.setattr(optimizers, "_all_of_them", lambda: searches.append(trace.step) or everybody())
+    both = nn.ModuleDict({"critic": nn.Linear(2, 1), "generator": nn.Linear(3, 2)})
+    critics = torch.optim.SGD(both["critic"].parameters(), 1e-3)
+    with tracehooks.attach(both, tmp_path / "run", quiet=True) as trace:
+        for _ in range(12):
+            points = torch.randn(4, 2, requires_grad=True)
+            slope = torch.autograd.grad(both["critic"](points).sum(), points, create_graph=True)[0]
+            critics.zero_grad()
+            (both["critic"](both["generator"](torch.randn(4, 3)).detach()).mean() + slope.square().mean()).backward()
+            critics.step()
+        assert trace.step == 11
+    assert max(searches) < 4
+
+
+def test_what_a_module_makes_in_its_first_pass_is_registered(tmp_path: Path) -> None:
+    """Parameters that exist only from the first forward pass on are no strangers in its backward pass."""
+
+    class Late(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "layer"):
+                self.layer = nn.Linear(x.shape[1], 2)
+            result: Tensor = self.layer(x)
+            return result
+
+    model = Late()
+    with tracehooks.attach(model, tmp_path / "run", quiet=True):
+        for _ in range(5):
+            model(torch.randn(4, 3)).sum().backward()
+    kinds = tracehooks.open(tmp_path / "run").events().column("kind").to_pylist()
+    assert "modules_changed" in kinds
+    assert "unregistered" not in kinds

@@ -337,3 +337,23 @@ def test_gradient_norm_of_nothing_finite(record) -> None:
 
     ((_, norm),) = record(model, work).values("grad_norm")
     assert np.isinf(norm)
+
+
+def test_lazy_layers_are_recorded_once_they_have_a_shape(record) -> None:
+    """Parameters without a shape at attach: their optimizer is seen from its first step on, they from the second."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(1))
+
+    def work(trace):
+        optimizer = None
+        for _ in range(4):
+            loss = model(torch.randn(4, 3)).square().mean()
+            optimizer = optimizer or torch.optim.Adam(model.parameters(), 1e-3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    recorded = record(model, work)
+    assert [step for step, _ in recorded.values("lr/0")] == [0, 1, 2, 3]
+    for phase in ("parameter", "gradient", "update"):
+        assert sorted(set(recorded.rows(phase=phase)["step"])) == [1, 2, 3]
+        assert set(recorded.rows(phase=phase)["module"]) == {"0", "2"}

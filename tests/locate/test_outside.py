@@ -15,6 +15,7 @@ from torch import nn
 import tracehooks
 from tracehooks import stats
 from tracehooks.capture import watch
+from tracehooks.surface import offline
 
 from .test_locator import recorded
 
@@ -180,3 +181,28 @@ def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatc
         assert looks == [4, 6, 3]  # the input and three layers, of which the root returns the last; parameters; buffers
         assert not measured
     assert set(tracehooks.open(tmp_path / "run").tensors().column("step").to_pylist()) == {0}
+
+
+def test_evaluation_makes_room_for_training(tmp_path) -> None:
+    """A NaN that only a validation batch held is said to be of evaluation, and does not hide a later one of training."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(path, poisoned):
+        with tracehooks.attach(model, path, quiet=True, optimizer=optimizer):
+            for step in range(4):
+                with torch.no_grad():
+                    model(torch.full((2, 3), torch.nan if step == 1 else 1.0))
+                model(torch.full((4, 3), torch.nan if step == poisoned else 1.0)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        run = tracehooks.open(path)
+        assert offline.first(path) == run.first_nonfinite
+        return run.first_nonfinite
+
+    evaluated = train(tmp_path / "evaluation", None)
+    assert (evaluated.step, evaluated.phase) == (0, "data")
+    assert "data of evaluation" in evaluated.message
+    trained = train(tmp_path / "training", 3)
+    assert (trained.step, trained.phase) == (3, "data")
+    assert "evaluation" not in trained.message

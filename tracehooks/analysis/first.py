@@ -35,9 +35,9 @@ _SEEN = ("slot", "dtype", "shape", "count", "nan", "posinf", "neginf", "min", "m
 
 
 def first(run: RunSource) -> FirstNonFinite | None:
-    """The run's ``nonfinite`` event where there is one, else the first row, in execution order, that holds NaN or +inf
-    (or −inf where it matters); None when all is finite. A parameter counts as of the beginning of its step: it was so
-    before the forward pass used it.
+    """The run's ``nonfinite`` event where there is one, that of training before that of evaluation, else the first row, in
+    execution order, that holds NaN or +inf (or −inf where it matters); None when all is finite. A parameter counts as of the
+    beginning of its step: it was so before the forward pass used it.
 
     A recorder judges every step before it writes it, and knows more than the rows say (what damaged nothing, what a
     GradScaler did on purpose): rows are asked only where no recorder did, or where part of the run cannot be read."""
@@ -50,19 +50,23 @@ def first(run: RunSource) -> FirstNonFinite | None:
 
 def _from_events(run: RunSource) -> FirstNonFinite | None:
     events = _scan(run, "events", ["step", "seq", "kind", "details"], pa_dataset.field("kind") == "nonfinite")
+    of_evaluation = None
     for event in sorted(events.to_pylist(), key=lambda row: (row["step"], row["seq"])):
         details = _details(event["details"])
-        if details is not None:
-            return details
-    return None
+        if details is not None and not details.get("evaluation"):
+            return FirstNonFinite.from_details(details)
+        if details is not None and of_evaluation is None:
+            of_evaluation = FirstNonFinite.from_details(details)
+    return of_evaluation
 
 
-def _details(text: str) -> FirstNonFinite | None:
+def _details(text: str) -> Mapping[str, Any] | None:
     try:
         details = json.loads(text)
-        return FirstNonFinite.from_details(details) if isinstance(details, Mapping) else None
-    except (ValueError, TypeError):
+        FirstNonFinite.from_details(details)
+    except (ValueError, TypeError, AttributeError):
         return None
+    return dict(details)
 
 
 def first_in_rows(run: RunSource) -> FirstNonFinite | None:

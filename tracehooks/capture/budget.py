@@ -2,8 +2,9 @@
 
 The recorder measures itself. Let R and W be what recording took in a recorded step and in one that was only watched, and B
 the rest of a step. With every n-th step recorded, n steps take n B and recording R + (n - 1) W: a share of b where
-n = (R - W) / (b B - W). Medians over the latest steps stand for R, W and B; n is rounded up to 1, 2, 5, 10, 20, 50 …, so
-that it seldom changes and steps of two runs coincide.
+n = (R - W) / (b B - W). Medians over the latest steps stand for R, W and B, looked at after each recorded step and whenever
+they have been renewed, so that one slow step does not decide for long; n is rounded up to 1, 2, 5, 10, 20, 50 …, so that it
+seldom changes and steps of two runs coincide.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Budget:
         self.stride = 1
         """Of the steps that `every` names, one in so many is recorded."""
         self._eligible = -1
-        self._ended = 0
+        self._ended = self._since = 0
         self._recorded: deque[float] = deque(maxlen=LATEST)
         self._watched: deque[float] = deque(maxlen=LATEST)
         self._bare: deque[float] = deque(maxlen=LATEST)
@@ -55,8 +56,10 @@ class Budget:
             return None
         (self._recorded if recorded else self._watched).append(seconds)
         self._bare.append(step - seconds)
-        if not recorded or not self._recorded:
+        self._since += 1
+        if not self._recorded or (not recorded and self._since % LATEST):
             return None
+        self._since = 0
         before, self.stride = self.stride, self._chosen()
         return None if self.stride == before else self._notice()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,14 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
             site, of = _OF_SCALARS[one.name]
             found.append(((True, one.step, one.seq), site, of(one.step, value)))
     yield from ((site, first) for _, site, first in sorted(found, key=lambda entry: entry[0]))
+
+
+def in_evaluation(first: FirstNonFinite) -> FirstNonFinite:
+    """The same, said to have been seen in a pass without gradients, where its phase does not say so."""
+    if first.phase == "eval":
+        return first
+    head, _, rest = first.message.partition(f", {first.phase},")
+    return replace(first, message=f"{head}, {first.phase} of evaluation,{rest}" if rest else first.message)
 
 
 def root_outputs(drained: Drained, step: int) -> dict[tuple[int, str], bool]:

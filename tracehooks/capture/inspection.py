@@ -184,7 +184,8 @@ class Inspection:
             self._once("loss_of_probabilities", text, {"loss": found.loss, "op": found.made_by}, module)
 
     def _note_strangers(self, graph: Graph, owners: dict[Any, str | None]) -> None:
-        ours = {id(held.tensor) for held in self._state.census.parameters} | self._calls.arguments
+        # what a module made in this very pass is registered by now, though no census has seen it
+        ours = set(map(id, self._root.parameters())) | self._calls.arguments
         parents = graph.found_from
         inside = {id(x) for n in graph.nodes if (x := leaf(n)) is not None and owners.get(parents[n]) is not None}
         for found in connection.strangers(graph, ours, inside, self._root):

@@ -30,7 +30,7 @@ class ModelState:
         self._root, self._ema = root, ema
         self._wants, self._recorder = frozenset(config.record), recorder
         self.census = Census(root)
-        self.optimizers = Optimizers(self.census.parameters)
+        self.optimizers = Optimizers(self.census.parameters, self.census.lazy)
         self._probe = UpdateProbe()
         self._known_sites: dict[tuple[str, str, str], Site] = {}
         self._known_groups: dict[str, tuple[list[int], list[Site]]] = {}
@@ -48,7 +48,7 @@ class ModelState:
         self._root = nn.Module()
         self._ema = None
         self.census = Census(self._root)
-        self.optimizers = Optimizers([])
+        self.optimizers = Optimizers([], [])
         self._probe = UpdateProbe()
         self.inspection.release()
 

@@ -18,8 +18,8 @@ from tracehooks.capture.parameters import Held
 class Optimizers:
     """Optimizers seen so far, in order; those of other models are told apart by their parameters."""
 
-    def __init__(self, parameters: list[Held]) -> None:
-        self._ids = {id(held.tensor) for held in parameters}
+    def __init__(self, parameters: list[Held], lazy: list[Tensor]) -> None:
+        self._ids = {id(held.tensor) for held in parameters} | set(map(id, lazy))
         self._known: list[weakref.ref[Optimizer]] = []
         self._searched = False
 

@@ -39,7 +39,9 @@ class Outbox:
     ) -> None:
         self.sink, self.say = sink, say
         self.first: FirstNonFinite | None = None
-        """The first non-finite value of the run, once seen."""
+        """The first non-finite value of the run, once seen. One of evaluation makes room for one of training."""
+        self._in_training = False
+        """Whether it was seen where gradients were computed."""
         self.stopped = False
         """Writing failed: nothing more is recorded, training goes on."""
         self._recorder, self._config, self._locate = recorder, config, locate
@@ -91,7 +93,7 @@ class Outbox:
         if norm is not None:
             name = f"grad_norm/{parcel.number}" if parcel.number else "grad_norm"
             self._recorder.scalar(name, norm, step=parcel.sent.step)
-        if self.first is None:
+        if self.first is None or not self._in_training:
             self._look_for_first(drained, parcel)
         if self._recorder.holds_anything:
             self._pending.append(self._recorder.send().open())
@@ -130,18 +132,20 @@ class Outbox:
     def _look_for_first(self, drained: Drained, parcel: Parcel) -> None:
         """Sites whose values turned out to be nobody's concern (a NaN that is never used) are not asked about again."""
         for seen, first in findings.nonfinite(drained, parcel.scaled):
-            if seen in self._dismissed:
+            training = seen[-1]
+            if seen in self._dismissed or (self.first is not None and not training):
                 continue
             outputs = findings.root_outputs(drained, first.step)
             located = first if parcel.late else self._locate(first, outputs)
             if located is not None:
-                self._note_first(located)
+                self._in_training = training
+                self._note_first(located if training else findings.in_evaluation(located))
                 return
             self._dismissed.add(seen)
 
     def _note_first(self, first: FirstNonFinite) -> None:
         self.first = first
-        details = first.to_details()
+        details = {**first.to_details(), "evaluation": not self._in_training}
         self._recorder.event("nonfinite", "error", first.message, details, module=first.module, step=first.step)
         if self._config.on_nonfinite != "record":
             self.say(f"tracehooks: {first.message}")

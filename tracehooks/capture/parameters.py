@@ -65,14 +65,25 @@ class Census:
         self.modules = named_modules(root)
         self._tables = [table for module in self.modules.values() for table in (module._parameters, module._modules)]
         self._identities = self._now()
+        self.lazy: list[Tensor] = [
+            tensor
+            for module in self.modules.values()
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+        ]
+        """Parameters and buffers that have no shape yet."""
 
     def _now(self) -> list[tuple[int, ...]]:
         return [tuple(map(id, table.values())) for table in self._tables]
 
     def outdated(self) -> bool:
-        """Whether a parameter or module was added, removed or replaced since. Tensors that only stand in for parameters
-        while torch.func.functional_call runs do not count."""
-        return self._identities != self._now() and not self._lent()
+        """Whether a parameter or module was added, removed or replaced since, or got its shape. Tensors that only stand in
+        for parameters while torch.func.functional_call runs do not count."""
+        return (self._identities != self._now() and not self._lent()) or self.grown()
+
+    def grown(self) -> bool:
+        """Whether a lazy parameter or buffer, which had no shape, has one by now: it stays the same object."""
+        return any(not isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in self.lazy)
 
     def _lent(self) -> bool:
         entries = (entry for module in self.modules.values() for entry in module._parameters.values())

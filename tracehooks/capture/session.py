@@ -201,11 +201,12 @@ class Session:
             self._flush()
 
     def ran_outside(self, path: str, output: Any) -> None:
-        """A module or a probe ran outside the root's forward: it begins a step that is due and, where the root is never
-        called (methods of it, submodules only), a pass."""
+        """A module or probe ran outside the root's forward: a due step begins, and a pass where the root is never called."""
         training = torch.is_grad_enabled()
         if (training and self.steps.next_is_new) or self.passes.opens(path, training):
             self._begin_pass(path)
+            if self.live:
+                self.state.inspection.pass_begins(())
         if training and not self.recording:
             self._await_backward(output)
 
@@ -344,8 +345,7 @@ class Session:
         self.clock.done()
 
     def _meet(self, optimizer: Optimizer) -> None:
-        described = self.state.meet(optimizer)
-        if described is not None:
+        if (described := self.state.meet(optimizer)) is not None:
             self.outbox.update_info({"optimizers": described})
 
     def _act_on_nonfinite(self, optimizer: Optimizer) -> None:

@@ -190,7 +190,7 @@ class EventKind:
 
 EVENT_KINDS: dict[str, EventKind] = {
     "nonfinite": EventKind(
-        "the first non-finite value of the run",
+        "the first non-finite value of the run; one of evaluation, and after it one of training",
         (
             "step",
             "phase",
@@ -206,6 +206,7 @@ EVENT_KINDS: dict[str, EventKind] = {
             "inputs",
             "output",
             "message",
+            "evaluation",
         ),
     ),
     "optimizer_step_skipped": EventKind(

@@ -86,14 +86,21 @@ class Run:
 
     @property
     def first_nonfinite(self) -> FirstNonFinite | None:
-        """The earliest non-finite value that was recorded as such; None when there is none."""
+        """The earliest non-finite value that was recorded as such, of training where there is one, else of evaluation; None
+        when there is none."""
         events = self.events(where=ds.field("kind") == "nonfinite")
+        of_evaluation = None
         for event in events.sort_by([("step", "ascending"), ("seq", "ascending")]).to_pylist():
             try:
-                return FirstNonFinite.from_details(json.loads(event["details"]))
+                details = json.loads(event["details"])
+                found = FirstNonFinite.from_details(details)
             except (ValueError, TypeError) as error:
                 self._note(Problem("events", f"nonfinite event of step {event['step']}: details unreadable ({error})"))
-        return None
+                continue
+            if not details.get("evaluation"):
+                return found
+            of_evaluation = of_evaluation or found
+        return of_evaluation
 
     def dataset(self, table: str) -> ds.Dataset:
         """Every readable row of the table exactly once, with an int32 column ``rank`` added, as one lazy dataset.
