@@ -12,6 +12,8 @@ from torch import nn
 
 import tracehooks
 from tests.locate.failures import FAILURES, Failure
+from tracehooks.core.errors import SnapshotError
+from tracehooks.locate import snapshot
 
 
 def recorded(folder: Path, model, step, steps=3, **options):
@@ -329,5 +331,14 @@ def test_a_snapshot_runs_again(tmp_path) -> None:
     (folder / "op.safetensors").unlink()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "snapshot=True" in done.stderr
+    assert "batch.safetensors" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_why_there_is_no_op_to_run_again(tmp_path) -> None:
+    """Nothing was kept; or no op made the value, and the batch that held it was kept."""
+    with pytest.raises(SnapshotError, match=r"nothing is kept there; record with snapshot=True"):
+        snapshot.rerun(tmp_path / snapshot.OP_FILE)
+    (tmp_path / snapshot.BATCH_FILE).write_bytes(snapshot.batch_bytes((torch.ones(2),), {}))
+    with pytest.raises(SnapshotError, match=r"no op made the value, .* kept in batch.safetensors"):
+        snapshot.rerun(tmp_path / snapshot.OP_FILE)

@@ -114,9 +114,7 @@ class SnapshotError(TracehooksError):
     """A kept op cannot be run again."""
 
     def __init__(self, path: object, reason: str) -> None:
-        super().__init__(
-            f"{path}: no op to run again ({reason}); record with snapshot=True to keep the first non-finite one"
-        )
+        super().__init__(f"{path}: no op to run again: {reason}")
 
 
 class CheckpointError(TracehooksError, ValueError):

@@ -51,13 +51,21 @@ def rerun(path: Path) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
         call = json.loads(metadata["call"])
         func = _op(metadata["op"])
     except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
-        raise SnapshotError(path, str(error).splitlines()[0]) from error
+        raise SnapshotError(path, _reason(path, error)) from error
     args = [_unpacked(arg, tensors) for arg in call["args"]]
     kwargs = {name: _unpacked(value, tensors) for name, value in call["kwargs"].items()}
     inputs = [describe_tensor(tensor) for tensor in tensors.values()]
     with torch.no_grad():
         output = func(*args, **kwargs)
     return metadata["op"], inputs, [describe_tensor(tensor) for _, tensor in leaves(output, "output")]
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if path.exists():
+        return str(error).splitlines()[0]
+    if path.with_name(BATCH_FILE).exists():
+        return f"no op made the value, or none that could be kept; the batch of the step is kept in {BATCH_FILE}"
+    return "nothing is kept there; record with snapshot=True to keep the first non-finite op"
 
 
 def kept(value: Any) -> Any:
