@@ -187,7 +187,9 @@ class Recorder:
             (self.step, micro, time.time_ns(), next(self._seq), module, slot, tuple(values.shape), packed)
         )
 
-    def samples(self, x: Tensor, name: str, split: str, micro: int, source_ids: Sequence[str] | None = None) -> None:
+    def samples(
+        self, x: Tensor, name: str, split: str, micro: int, source_ids: Sequence[str | None] | None = None
+    ) -> None:
         """Fingerprints of the samples of a batch."""
         values = torch_internals.unwrapped(x)
         if (

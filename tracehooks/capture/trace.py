@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
+import numpy as np
 from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.session import Session
-from tracehooks.core.errors import ClosedTraceError, InvalidOptionError
+from tracehooks.core.errors import ClosedTraceError, InvalidOptionError, shown
 from tracehooks.core.records import Answer, FirstNonFinite
 
 
@@ -39,34 +41,51 @@ class Trace:
         """Where the first non-finite value was seen, None while there is none. It is known at the end of its step."""
         return self._session.outbox.first
 
-    def scalar(self, name: str, value: float | Tensor) -> None:
-        """Record a number of the current step. A 0-dim tensor is read when the step is written."""
-        self._check("scalar()")
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise InvalidOptionError(f"scalar({name!r})", f"a tensor of shape {tuple(value.shape)}", "one number")
-        self._session.recorder.scalar(name, value.reshape(()) if isinstance(value, Tensor) else float(value))
+    def scalar(self, name: str, value: SupportsFloat | Tensor) -> None:
+        """Record a number of the current step. A 0-dim tensor is read when the step is written.
 
-    def samples(self, batch: Any, split: str = "train", source_id: Sequence[str] | str | None = None) -> None:
+        Raises:
+            InvalidOptionError: a name that is no text, a value that is not one real number.
+        """
+        self._check("scalar()")
+        self._session.recorder.scalar(_text("scalar(name)", name), _number(f"scalar({name!r})", value))
+
+    def samples(
+        self,
+        batch: Any,
+        split: str = "train",
+        source_id: Iterable[str | numbers.Number | None] | str | numbers.Number | None = None,
+    ) -> None:
         """Fingerprint the samples of a batch: every tensor in it, by its first dimension.
 
         Args:
             batch: a tensor, or a tuple, list, mapping, dataclass of tensors.
             split: train, validation or a name of yours.
-            source_id: where each sample comes from: one string a sample, or one for all; ``NAME@START+LENGTH`` for a window.
+            source_id: where each sample comes from: one id a sample (None: not known), or one for all; a text or a number,
+                ``NAME@START+LENGTH`` for a window.
+
+        Raises:
+            InvalidOptionError: no samples in the batch, a split that is no text, ids that are none or not one a sample.
         """
         self._check("samples()")
-        for name, tensor in leaves(batch, "batch"):
-            if not tensor.ndim:
-                continue
-            ids = [source_id] * len(tensor) if isinstance(source_id, str) else source_id
-            if ids is not None and len(ids) != len(tensor):
-                raise InvalidOptionError("source_id", f"{len(ids)} ids", f"one for each of the {len(tensor)} samples")
+        _text("samples(split)", split)
+        found = [(name, tensor) for name, tensor in leaves(batch, "batch") if tensor.ndim]
+        if not found:
+            raise InvalidOptionError("samples(batch)", shown(batch), "tensors whose first dimension counts samples")
+        given = [_source_ids(source_id, len(tensor)) for _, tensor in found]
+        for (name, tensor), ids in zip(found, given, strict=True):
             self._session.recorder.samples(tensor, name, split, self._session.steps.micro, ids)
 
     def checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         """Note that this state dict was kept: the hash of each tensor, and whether it shares memory with the live model
-        (then what was kept goes on changing)."""
+        (then what was kept goes on changing).
+
+        Raises:
+            InvalidOptionError: a state that is no mapping.
+        """
         self._check("checkpoint()")
+        if not isinstance(state, Mapping):
+            raise InvalidOptionError("checkpoint(state)", shown(state), "a state dict, as model.state_dict() gives")
         hashes, shared = {}, []
         live = {_memory(held.tensor) for held in self._session.state.census.parameters}
         for key, tensor in leaves(state, ""):
@@ -86,14 +105,24 @@ class Trace:
         )
 
     def note(self, text: str) -> None:
-        """Record a note of yours at the current step."""
+        """Record a note of yours at the current step.
+
+        Raises:
+            InvalidOptionError: a note that is no text.
+        """
         self._check("note()")
-        self._session.recorder.event("note", "info", text)
+        self._session.recorder.event("note", "info", _text("note(text)", text))
 
     def verdict(self, found: Answer) -> None:
-        """Keep what an experiment found as an event of the current step."""
+        """Keep what an experiment found as an event of the current step.
+
+        Raises:
+            InvalidOptionError: something that no experiment and no diff has answered.
+        """
         self._check("verdict()")
-        said = found.to_json()
+        said = found.to_json() if isinstance(found, Answer) else None
+        if not isinstance(said, Mapping):
+            raise InvalidOptionError("verdict(found)", shown(found), "a Verdict of an experiment, or a diff")
         title = str(found).partition("\n")[0]
         kept = {"title": title, "passed": said.get("passed"), "checks": said.get("checks", ())}
         severity = "warning" if kept["passed"] is False else "info"
@@ -147,6 +176,43 @@ class Trace:
     def _check(self, call: str) -> None:
         if self._session.closed:
             raise ClosedTraceError(call, self.path)
+
+
+def _text(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidOptionError(where, shown(value), "a text")
+    return value
+
+
+def _number(where: str, value: Any) -> float | Tensor:
+    """One real number: of a tensor its only element, still on its device."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise InvalidOptionError(where, f"a {value.dtype} tensor of shape {tuple(value.shape)}", "one real number")
+        return value.reshape(())
+    try:
+        if isinstance(value, SupportsFloat) and not np.iscomplexobj(value):
+            return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidOptionError(where, shown(value), f"one real number ({error})") from error
+    raise InvalidOptionError(where, shown(value), "one real number")
+
+
+def _source_ids(given: object, samples: int) -> list[str | None] | None:
+    """The ids of some samples as text; None where none are given."""
+    if given is None:
+        return None
+    if isinstance(given, str | numbers.Number):
+        return [str(given)] * samples
+    if not isinstance(given, Iterable):
+        raise InvalidOptionError("source_id", shown(given), "one id a sample, or one for all")
+    ids = list(given.tolist() if isinstance(given, Tensor | np.ndarray) else given)
+    if len(ids) != samples:
+        raise InvalidOptionError("source_id", f"{len(ids)} ids", f"one for each of the {samples} samples")
+    for one in ids:
+        if not (one is None or isinstance(one, str | numbers.Number)):
+            raise InvalidOptionError("source_id", f"{shown(one)} among the ids", "texts, numbers or None")
+    return [None if one is None else str(one) for one in ids]
 
 
 def _memory(tensor: Tensor) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Number
+from pathlib import PurePath
 
 
 class TracehooksError(Exception):
@@ -163,6 +165,11 @@ class NonFiniteError(TracehooksError, ArithmeticError):
     def __init__(self, first: object) -> None:
         super().__init__(getattr(first, "message", str(first)))
         self.first = first
+
+
+def shown(value: object) -> object:
+    """A wrong value as an error shows it: texts, paths, numbers and None themselves, of anything else its type."""
+    return value if value is None or isinstance(value, str | Number | PurePath) else type(value).__name__
 
 
 def nearest(name: str, known: Iterable[str], n: int = 3) -> list[str]:

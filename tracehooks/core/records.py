@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,6 +195,7 @@ class Finding:
     next_check: str = ""
 
 
+@runtime_checkable
 class Answer(Protocol):
     """What an experiment found: a `Verdict` or a diff."""
 
