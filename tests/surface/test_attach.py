@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -112,10 +113,25 @@ def test_git_is_noted(tmp_path) -> None:
         ({"modules": "blocks.*"}, "unknown module pattern 'blocks"),
         ({"config": "missing.toml"}, "a readable TOML file"),
         ({"config": {"hsah": False}}, "config: unknown option 'hsah'; did you mean 'hash'"),
+        ({"config": {5: 1}}, "config: unknown option '5'"),
+        ({"config": 5}, "option config: got 5, expected a Config, a mapping or the path of a TOML file"),
+        ({"modules": 5}, "option modules: got 5, expected glob patterns or a predicate"),
+        ({"exclude": None}, "option exclude: got None, expected glob patterns or a predicate"),
+        ({"record": 5}, "option record: got 5, expected some of outputs"),
+        ({"record": [5]}, r"option record: got \(5,\), expected some of outputs"),
+        ({"optimizer": 5}, "option optimizer: got 5, expected one optimizer"),
+        (
+            {"optimizer": [torch.optim.SGD([torch.ones(1)], 0.1)]},
+            "option optimizer: got 'list', expected one optimizer",
+        ),
+        ({"scaler": 5}, r"option scaler: got 5, expected a torch\.amp\.GradScaler"),
+        ({"ema": 5}, r"option ema: got 5, expected a torch\.nn\.Module"),
+        ({"ema": nn.Linear(4, 2)}, r"ema: got 'weight of shape \(2, 4\)', expected shape \(2, 3\) as in the model"),
+        ({"ema": nn.Sequential(nn.Linear(3, 2))}, "ema: got 'Sequential', expected a copy of the model"),
     ],
 )
 def test_bad_options(tmp_path, options, message) -> None:
-    """A bad option is one clear line, before anything is created or hooked."""
+    """A bad option is one clear line, before anything is created or hooked: the next try may use the directory."""
     model = nn.Linear(3, 2)
     with pytest.raises(tracehooks.TracehooksError, match=message) as caught:
         tracehooks.attach(model, tmp_path / "run", quiet=True, **options)
@@ -123,6 +139,27 @@ def test_bad_options(tmp_path, options, message) -> None:
     assert not (tmp_path / "run").exists()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+    with tracehooks.attach(model, tmp_path / "run", quiet=True):
+        train(model)
+    assert tracehooks.open(tmp_path / "run").steps == [0, 1]
+
+
+def test_a_directory_that_is_no_path() -> None:
+    """A number is no place for a run."""
+    with pytest.raises(tracehooks.TracehooksError, match="option out: got 5, expected the path of a directory"):
+        tracehooks.attach(nn.Linear(3, 2), 5)
+
+
+def test_averages_and_scalers_of_all_kinds(tmp_path) -> None:
+    """A copy, torch's AveragedModel, a scaler of torch's."""
+    model = nn.Linear(3, 2)
+    averages = (copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model))
+    for number, average in enumerate(averages):
+        scaler = torch.amp.GradScaler("cpu")
+        with tracehooks.attach(model, tmp_path / str(number), quiet=True, ema=average, scaler=scaler):
+            train(model)
+        scalars = tracehooks.open(tmp_path / str(number)).scalars().to_pandas()
+        assert list(scalars[scalars["name"] == "ema/distance"]["step"]) == [0, 1]
 
 
 def test_options_come_from_files_and_the_environment(tmp_path, monkeypatch) -> None:

@@ -191,7 +191,7 @@ def _number(where: str, value: Any) -> float | Tensor:
             raise InvalidOptionError(where, f"a {value.dtype} tensor of shape {tuple(value.shape)}", "one real number")
         return value.reshape(())
     try:
-        if isinstance(value, SupportsFloat) and not np.iscomplexobj(value):
+        if not np.iscomplexobj(value) and isinstance(value, SupportsFloat):
             return float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidOptionError(where, shown(value), f"one real number ({error})") from error

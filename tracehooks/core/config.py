@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tracehooks.core.errors import InvalidOptionError, UnknownNameError
+from tracehooks.core.errors import InvalidOptionError, UnknownNameError, shown
 
 RECORDABLE = (
     "outputs",
@@ -89,7 +89,7 @@ class Config:
         names = [item.name for item in fields(self)]
         for name in options:
             if name not in names:
-                raise UnknownNameError("option", name, names, where)
+                raise UnknownNameError("option", str(name), names, where)
         return replace(self, **options)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,6 +108,8 @@ def _from_source(config: Mapping[str, Any] | str | Path | None) -> Config:
         return Config()
     if isinstance(config, Mapping):
         return Config().with_options(config, "config")
+    if not isinstance(config, str | os.PathLike):
+        raise InvalidOptionError("config", shown(config), "a Config, a mapping or the path of a TOML file")
     path = Path(config)
     try:
         table = tomllib.loads(path.read_text())
@@ -154,6 +156,8 @@ def _parsed(name: str, text: str, default: object) -> Any:
 
 
 def _check(config: Config) -> None:
+    if not isinstance(config.record, tuple) or not all(isinstance(name, str) for name in config.record):
+        raise InvalidOptionError("record", config.record, f"some of {', '.join(RECORDABLE)}")
     for name in config.record:
         if name not in RECORDABLE:
             raise UnknownNameError("record", name, RECORDABLE, "option record")
@@ -178,7 +182,8 @@ def _check(config: Config) -> None:
             raise InvalidOptionError(name, getattr(config, name), "True or False")
     for name in ("modules", "exclude"):
         value = getattr(config, name)
-        if not (callable(value) or isinstance(value, str) or all(isinstance(part, str) for part in value)):
+        globs = value if isinstance(value, tuple) else (value,)
+        if not (callable(value) or all(isinstance(part, str) for part in globs)):
             raise InvalidOptionError(name, value, "glob patterns or a predicate on the path")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import itertools
+import os
 import sys
 import weakref
 from pathlib import Path
@@ -14,12 +15,15 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from tracehooks.capture import identity
+from tracehooks.capture.parameters import held_parameters
 from tracehooks.capture.select import selected, unwrap
 from tracehooks.capture.session import Session
 from tracehooks.capture.taps import SWITCHBOARD
+from tracehooks.capture.torch_internals import sizes
 from tracehooks.capture.trace import Trace
 from tracehooks.core.config import Config, resolve
-from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError
+from tracehooks.core.errors import AlreadyAttachedError, InvalidOptionError, shown
+from tracehooks.core.names import canonical
 from tracehooks.core.records import Sink
 from tracehooks.locate.live import LiveLocator
 from tracehooks.locate.locator import StepLocator
@@ -53,15 +57,16 @@ def attach(
     Raises:
         AlreadyAttachedError: a live trace records this model already.
         UnknownNameError: an option, or a module pattern that matches no module; the nearest names are listed.
-        InvalidOptionError: an option's value of the wrong type or out of range.
+        InvalidOptionError: an argument of the wrong type or out of range, an ``ema`` whose parameters are not the model's.
         RunExistsError: ``out`` holds a run and ``resume`` is not set.
         RunBusyError: another process is writing it.
         UnwritableError: ``out`` cannot be written.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidOptionError("model", type(model).__name__, "a torch.nn.Module")
+    _check_types(model, out, optimizer, scaler, ema)
     settings = resolve(options, config)
     root = unwrap(model)
+    if ema is not None:
+        _check_average(root, ema)
     if (busy := _recording(root)) is not None:
         raise AlreadyAttachedError(type(root).__name__, busy.outbox.sink.path)
     selected(root, settings)  # a pattern that matches nothing is refused before anything is created
@@ -94,6 +99,33 @@ def default_path(root: nn.Module) -> Path:
     name = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{type(root).__name__}"
     candidates = (Path("runs") / (f"{name}-{i}" if i else name) for i in itertools.count())
     return next(path for path in candidates if not path.exists())
+
+
+def _check_types(model: object, out: object, optimizer: object, scaler: object, ema: object) -> None:
+    """Optimizers and scalers of other libraries need not be torch's classes: they are known by what they have."""
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError("model", type(model).__name__, "a torch.nn.Module")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise InvalidOptionError("out", shown(out), "the path of a directory")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise InvalidOptionError("optimizer", shown(optimizer), "one optimizer; more are found at their first step")
+    if scaler is not None and not (hasattr(scaler, "scale") and hasattr(scaler, "step")):
+        raise InvalidOptionError("scaler", shown(scaler), "a torch.amp.GradScaler")
+    if ema is not None and not isinstance(ema, nn.Module):
+        raise InvalidOptionError("ema", shown(ema), "a torch.nn.Module that follows the model")
+
+
+def _check_average(root: nn.Module, ema: nn.Module) -> None:
+    """Its parameters are those of the model, by name and shape."""
+    own = {held.name: sizes(held.tensor) for held in held_parameters(root)}
+    theirs = {canonical(held.name): sizes(held.tensor) for held in held_parameters(ema)}
+    if own and own.keys().isdisjoint(theirs):
+        raise InvalidOptionError(
+            "ema", type(ema).__name__, f"a copy of the model, with parameters like {next(iter(own))}"
+        )
+    for name in own:
+        if theirs.get(name, own[name]) != own[name]:
+            raise InvalidOptionError("ema", f"{name} of shape {theirs[name]}", f"shape {own[name]} as in the model")
 
 
 def _next_step(path: Path, config: Config) -> int:
