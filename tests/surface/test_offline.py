@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tracehooks.core.errors import NotARunError, UnknownNameError
+import tracehooks
+from tracehooks.core.errors import InvalidOptionError, NotARunError, UnknownNameError
 from tracehooks.surface import offline
 from tracehooks.testing import TraceBuilder
 
@@ -45,6 +46,27 @@ def test_paths_and_runs_alike(run: Path) -> None:
     assert offline.first(run) is offline.first(opened) is None
     assert offline.query(run, "FROM scalars").equals(offline.query(opened, "FROM scalars"))
     assert offline.diff(opened, TraceBuilder().tensor("a", mean=1.0).run()).only_a
+
+
+WRONG = {
+    "open": (lambda run: offline.open(None), "path: got None, expected the path of a run directory"),
+    "diagnose": (lambda run: offline.diagnose(None), "run: got None, expected a run directory's path, or a run"),
+    "diff": (lambda run: offline.diff(run, 5), "run: got 5, expected a run directory's path, or a run"),
+    "noise": (lambda run: offline.diff(run, run, noise="n"), "noise: got 'n', expected a list of runs that repeat A"),
+    "checklist": (lambda run: offline.checklist(run, None), "symptom: got None, expected one of flat-loss, nan"),
+    "query": (lambda run: offline.query({}, "FROM scalars"), "run: got 'dict', expected a run directory's path"),
+    "control": (lambda run: offline.verify_fix(run, run, control="c"), "control: got 'c', expected a pair of runs"),
+    "no pair": (lambda run: offline.verify_fix(run, run, [run]), "control: got '0 runs', expected as many as without"),
+    "checkpoint": (lambda run: tracehooks.checkpoint.inspect(None), "checkpoint: got None, expected the path"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_no_run_is_refused_in_words(run: Path, call, message: str) -> None:
+    """One line says what was seen and what is expected instead."""
+    with pytest.raises(InvalidOptionError, match=f"^option {message}") as caught:
+        call(run)
+    assert "\n" not in str(caught.value)
 
 
 def test_without_torch(run: Path) -> None:

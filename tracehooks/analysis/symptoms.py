@@ -14,7 +14,7 @@ from typing import Any
 from tracehooks.analysis.rules import WEIGHT, judge
 from tracehooks.analysis.rules.facts import Facts
 from tracehooks.analysis.rules.rule import Judgement, Status
-from tracehooks.core.errors import UnknownNameError
+from tracehooks.core.errors import InvalidOptionError, UnknownNameError, shown
 from tracehooks.core.records import Check, Finding, RunSource
 
 
@@ -76,7 +76,10 @@ def checklist(run: RunSource, symptom: str, control: RunSource | None = None) ->
 
     Raises:
         UnknownNameError: no such symptom; the nearest are listed.
+        InvalidOptionError: a symptom that is no text.
     """
+    if not isinstance(symptom, str):
+        raise InvalidOptionError("symptom", shown(symptom), f"one of {', '.join(SYMPTOMS)}")
     if symptom not in SYMPTOMS:
         raise UnknownNameError("symptom", symptom, SYMPTOMS, "diagnose")
     meaning, causes = SYMPTOMS[symptom]

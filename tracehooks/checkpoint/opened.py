@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from tracehooks.checkpoint import torch_files
 from tracehooks.checkpoint.pickles import Inert, tensors_in, values_in
 from tracehooks.checkpoint.stored import Assembled, Kept, Region, Stored, contiguous
-from tracehooks.core.errors import CheckpointError
+from tracehooks.core.errors import CheckpointError, InvalidOptionError, shown
 
 _SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -55,7 +55,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Raises:
         CheckpointError: there is no such thing, or it is damaged; what was seen is said.
+        InvalidOptionError: something that is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidOptionError("checkpoint", shown(path), "the path of a file or directory")
     where = Path(path)
     try:
         if where.is_dir():

@@ -17,6 +17,7 @@ from tracehooks.analysis.rules import diagnose as diagnose_run
 from tracehooks.analysis.steps import Rename, Steps
 from tracehooks.analysis.symptoms import Checklist
 from tracehooks.analysis.symptoms import checklist as checklist_of_run
+from tracehooks.core.errors import InvalidOptionError, shown
 from tracehooks.core.records import Finding, FirstNonFinite, RunSource
 from tracehooks.storage import Run, open_run
 from tracehooks.storage import repair as repair
@@ -32,10 +33,13 @@ def open(path: str | os.PathLike[str]) -> Run:
     """Open a run directory for reading; ``where`` conditions of its tables are SQL.
 
     Raises:
+        InvalidOptionError: something that is no path.
         NotARunError: no such directory, or one that holds no run.
         UnreadableRunError: run.json is damaged and there are no tables beside it.
         FormatVersionError: the run was written in a newer format.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidOptionError("path", shown(path), "the path of a run directory")
     return open_run(path, select=select)
 
 
@@ -50,6 +54,8 @@ def diff(
     engine: Engine = EMBEDDED,
 ) -> Diff:
     """Compare two runs, given as paths or as opened runs; see `tracehooks.analysis.diff.diff`."""
+    if not isinstance(noise, list | tuple):
+        raise InvalidOptionError("noise", shown(noise), "a list of runs that repeat A")
     repeats = [_opened(run) for run in noise]
     return diff_runs(
         _opened(a), _opened(b), steps=steps, rename=rename, tolerance=tolerance, noise=repeats, engine=engine
@@ -110,6 +116,10 @@ def verify_fix(
         InvalidOptionError: not as many runs after as before, or a control that is no pair.
     """
     pairs = paired_runs(_several(before), _several(after), "after")
+    if control is not None and not isinstance(control, list | tuple):
+        raise InvalidOptionError(
+            "control", shown(control), "a pair of runs, without and with the fix, or several pairs"
+        )
     given: list[Any] = list(control or ())
     if given and not isinstance(given[0], list | tuple):
         given = [given]
@@ -137,4 +147,8 @@ def query(run: Source, sql: str, *, engine: Engine = EMBEDDED) -> pa.Table:
 
 
 def _opened(run: Source) -> RunSource:
-    return open(run) if isinstance(run, str | os.PathLike) else run
+    if isinstance(run, str | os.PathLike):
+        return open(run)
+    if not hasattr(run, "dataset"):
+        raise InvalidOptionError("run", shown(run), "a run directory's path, or a run that tracehooks.open() opened")
+    return run
