@@ -75,6 +75,8 @@ def test_errors(folder: Path) -> None:
         ("check", folder / "g", target),
         ("record", folder / "g", target, "--checkpoint", folder / "w.pt"),
         ("check", folder / "g", f"{folder / 'none.py'}:build"),
+        ("check", folder / "g", f"{folder / 'model.py'}:nope"),
+        ("record", folder / "g", f"{folder / 'model.py'}:torch"),
     ):
         done = call(*arguments)
         assert (done.exit_code, done.stdout) == (2, "")

@@ -112,7 +112,10 @@ def _built(target: str, checkpoint: str | None) -> tuple[Any, Any]:
         raise InvalidOptionError("TARGET", target, "module:function or file.py:function")
     sys.path.insert(0, str(Path.cwd()))
     module = _loaded(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    model, loss_fn = getattr(module, name)()
+    build = getattr(module, name, None)
+    if not callable(build):
+        raise InvalidOptionError("TARGET", target, f"a function of {place}, which has none named {name}")
+    model, loss_fn = build()
     if checkpoint is not None:
         importlib.import_module("tracehooks.experiments.weights").load_weights(model, checkpoint)
     return model, loss_fn
