@@ -126,9 +126,11 @@ def test_precision_names_gradients_that_vanish_without_scaling() -> None:
         experiments.precision(Overflowing(1.0, 1.0), loss_fn, torch.randn(16, 8), dtype="int8")
 
 
-def test_precision_of_a_harmless_model() -> None:
-    """Where nothing overflows and all agrees within rounding, nothing is to be kept in float32."""
-    found = experiments.precision(Overflowing(1.0, 1.0), loss_fn, torch.randn(16, 8), dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_precision_of_a_harmless_model(dtype: str | torch.dtype) -> None:
+    """Where nothing overflows and all agrees within rounding, nothing is to be kept in float32. A dtype may be torch's."""
+    found = experiments.precision(Overflowing(1.0, 1.0), loss_fn, torch.randn(16, 8), dtype=dtype)
+    assert found.b == "bfloat16"
     assert (found.overflow, found.scaled_overflow, found.keep_float32) == (None, None, ())
     assert (found.ops, found.scaled_ops) == ((), ())
 

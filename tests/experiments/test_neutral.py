@@ -86,6 +86,15 @@ def test_a_step_that_differs_from_itself_shows_nothing() -> None:
     assert "give it the same batch" in verdict.checks[0].answer
 
 
+@pytest.mark.parametrize("step", [lambda model: None, lambda model: classifier()(samples()[0])])
+def test_a_step_that_never_calls_the_model_shows_nothing(step: Callable[[nn.Module], Any]) -> None:
+    """Where nothing was recorded, that recording changes nothing is not shown."""
+    verdict = tracehooks.neutrality(classifier(), step, steps=2, rounds=1)
+    assert not verdict.passed
+    assert [check.passed for check in verdict.checks] == [True, *[None] * 6]
+    assert all("does not call the model" in check.answer for check in verdict.checks[1:])
+
+
 def test_schedulers_and_scalers_are_named() -> None:
     """What else a step changes is put back between runs when it is named."""
     model = classifier()

@@ -137,9 +137,12 @@ def test_a_loss_that_is_not_finite() -> None:
     [(lambda model, batch: model(batch[0]), "a tensor of shape (8, 5)"), (lambda model, batch: 3.0, "float")],
 )
 def test_what_is_no_loss(loss_fn: Any, said: str) -> None:
-    """A clear error says what came back instead."""
+    """A clear error says what came back instead; so it is where there is nothing to train, or no step."""
     with pytest.raises(InvalidOptionError) as error:
         experiments.overfit(classifier(), loss_fn, samples())
     assert said in str(error.value)
     with pytest.raises(InvalidOptionError, match="without trainable parameters"):
         experiments.overfit(nn.ReLU(), cross_entropy, samples())
+    for steps in (0, -1):
+        with pytest.raises(InvalidOptionError, match=f"steps: got {steps}, expected at least 1 step"):
+            experiments.overfit(classifier(), cross_entropy, samples(), steps=steps)

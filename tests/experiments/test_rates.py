@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -36,6 +37,20 @@ def test_the_edge_of_stability_is_found(steep: float) -> None:
     assert len(verdict.evidence["rates"]) == len(verdict.evidence["losses"]) == len(verdict.evidence["gradient_norms"])
     assert verdict.evidence["gradient_norms"][0] == pytest.approx(2 * steep, rel=1e-2)
     assert verdict.evidence["first_loss"] == 2 * steep
+
+
+def test_batches_of_an_iterator_that_never_ends() -> None:
+    """As many as there are steps are taken from it, for every rate the same."""
+    seen = []
+
+    def loss_fn(model: nn.Module, batch: int) -> Tensor:
+        seen.append(batch)
+        return model().square()
+
+    experiments.learning_rate_range(Bowl(1.0), loss_fn, itertools.count(), rates=2, steps=3)
+    assert seen == [0, 1, 2] * 6
+    with pytest.raises(InvalidOptionError, match="batches: got 'none', expected at least one batch"):
+        experiments.learning_rate_range(Bowl(1.0), loss_fn, iter(()))
 
 
 def test_the_runs_own_rate() -> None:

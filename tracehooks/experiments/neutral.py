@@ -22,6 +22,7 @@ from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import recording
 from tracehooks.experiments.training import KeptOptimizer, as_it_was
 from tracehooks.locate.replay import Randomness
+from tracehooks.storage import open_run
 
 KINDS = ("what it returns", "parameters", "gradients", "buffers", "optimizers", "generators")
 
@@ -72,8 +73,9 @@ def neutrality(
         bare, again = run(), run()
         watched = [run(f"run{i}") for i in range(rounds)]
         plain = [again, *(run() for _ in range(rounds - 1))]
+        blind = any(not open_run(path).steps for path in Path(folder).iterdir())
     seconds, recorded = (statistics.median(t for _, times in runs for t in times[1:]) for runs in (plain, watched))
-    return _verdict(bare[0], again[0], [found for found, _ in watched], seconds, recorded)
+    return _verdict(bare[0], again[0], [found for found, _ in watched], seconds, recorded, blind)
 
 
 class _Held:
@@ -138,7 +140,8 @@ def _content(x: Tensor | float) -> Any:
     return str(x.dtype), tuple(x.shape), int(columns["hash"][0])
 
 
-def _verdict(bare: Found, again: Found, watched: list[Found], plain: float, recorded: float) -> Verdict:
+def _verdict(bare: Found, again: Found, watched: list[Found], plain: float, recorded: float, blind: bool) -> Verdict:
+    """``blind``: nothing of a step was recorded, so that nothing is shown."""
     unsteady = [kind for kind in KINDS if bare[kind] != again[kind]]
     checks = [
         Check(
@@ -152,8 +155,10 @@ def _verdict(bare: Found, again: Found, watched: list[Found], plain: float, reco
     ]
     for kind in KINDS:
         same = all(bare[kind] == found[kind] for found in watched)
-        shown = None if kind in unsteady else same
+        shown = None if blind or kind in unsteady else same
         many = f"{len(bare[kind])} compared, bit for bit" if same else "not the same"
+        if blind:
+            many = "nothing was recorded: step_fn does not call the model that it is given"
         checks.append(Check(f"Are {kind} the same with a trace?", shown, many))
     ratio = recorded / plain
     evidence = {"seconds": plain, "seconds_recorded": recorded, "ratio": ratio, "differs": unsteady}

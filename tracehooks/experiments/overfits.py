@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.records import Check, Verdict
 from tracehooks.experiments.objective import look_at
 from tracehooks.experiments.progress import progress
@@ -57,8 +58,10 @@ def overfit(
         quiet: draw no bar.
 
     Raises:
-        InvalidOptionError: ``loss_fn`` returns no loss, or the model has nothing to train.
+        InvalidOptionError: ``loss_fn`` returns no loss, the model has nothing to train, or there is no step to try.
     """
+    if steps < 1:
+        raise InvalidOptionError("steps", steps, "at least 1 step")
     parameters = trainable(model)
     with as_it_was(model, optimizer), without_dropout(model), torch.enable_grad():
         seed_all(seed)

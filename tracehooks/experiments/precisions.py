@@ -82,7 +82,7 @@ def precision(
     model: nn.Module,
     loss_fn: LossFn,
     batch: Any,
-    dtype: str = "float16",
+    dtype: str | torch.dtype = "float16",
     *,
     seed: int = 0,
     scale: float = SCALE,
@@ -94,13 +94,14 @@ def precision(
 
     Args:
         loss_fn: (model, batch) → the loss.
-        dtype: float16 or bfloat16.
+        dtype: float16 or bfloat16, by name or as torch's.
         scale: what the loss is multiplied by in the third run, as a GradScaler does.
         quiet: draw no bar.
 
     Raises:
         InvalidOptionError: another dtype.
     """
+    dtype = str(dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise InvalidOptionError("dtype", dtype, " or ".join(DTYPES))
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")

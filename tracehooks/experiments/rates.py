@@ -5,6 +5,7 @@ from one starting point for all there is no lag between a rate and what it does.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ def learning_rate_range(
 
     Args:
         loss_fn: (model, batch) → the loss, a tensor of one element.
-        batches: a list of batches, taken in turn; anything else is one batch for all steps.
+        batches: a list of batches, or an iterator, of which as many are taken as there are steps, in turn; anything else is
+            one batch for all steps.
         lowest, highest: the rates between which to look.
         rates: how many to try, each a factor above the last.
         steps: how many steps at each.
@@ -69,9 +71,9 @@ def learning_rate_range(
             asked,
             "two rates above 0, the lower one first; at least 2 rates and 1 step",
         )
-    turns = batches if isinstance(batches, list) else [batches]
+    turns = _in_turn(batches, steps)
     if not turns:
-        raise InvalidOptionError("batches", batches, "at least one batch")
+        raise InvalidOptionError("batches", "none", "at least one batch")
     trainable(model)
     tried: list[_Tried] = []
     with progress("learning rate range", rates, quiet) as done:
@@ -84,6 +86,13 @@ def learning_rate_range(
             if len(tried) > BEYOND and not any(one.stable for one in tried[-BEYOND - 1 :]):
                 break
     return _verdict(tried, None if optimizer is None else max(_rates(optimizer)))
+
+
+def _in_turn(batches: Any, steps: int) -> list[Any]:
+    """The batches as a list: of an iterator no more than are used, for it may never end."""
+    if isinstance(batches, Iterator):
+        return list(itertools.islice(batches, steps))
+    return batches if isinstance(batches, list) else [batches]
 
 
 @dataclass(frozen=True)
