@@ -71,6 +71,23 @@ def test_masks_of_torchs_attention_drop_what_is_true(record) -> None:
     assert (row["kept"], row["empty_rows"], row["first_empty"]) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("name", ["padding_mask", "pad_mask", "ignore_mask"])
+def test_a_mask_of_padding_drops_as_a_bool_and_keeps_as_numbers(record, name: str) -> None:
+    """torch's attention takes True for padding, transformers' audio models take 1 for sound, under the same name."""
+    model = Takes()
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+
+    def work(trace):
+        model(torch.ones(2, 3), **{name: padding})
+        model(torch.ones(2, 3), **{name: (~padding).long()})
+        model(torch.ones(2, 3), **{name: (~padding).float()})
+        model(torch.ones(2, 3), **{f"non_{name}": ~padding})
+
+    masks = record(model, work).masks
+    assert list(masks["kept"]) == [5] * 4
+    assert list(masks["convention"]) == ["keep=False", "keep=True", "keep=True", "keep=True"]
+
+
 def test_samples_are_fingerprinted(record) -> None:
     """Each sample of each batched root input has a hash; equal samples equal hashes; no_grad passes are validation."""
     model = Takes()

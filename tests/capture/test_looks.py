@@ -99,7 +99,11 @@ class Takes(nn.Module):
         self.table = nn.Embedding(9, 4, padding_idx=padding)
 
     def forward(
-        self, ids: Tensor, attention_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+        self,
+        ids: Tensor,
+        attention_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
     ) -> Tensor:
         return self.table(ids).square().mean()
 
@@ -127,6 +131,14 @@ def test_what_a_mask_keeps_of_the_padding(name: str, mask: Tensor, tmp_path: Pat
         )
         assert found[f"mask/padding_kept/{name}"][0][1] == kept[0]
         assert found[f"mask/tokens_kept/{name}"][0][1] == kept[1]
+
+
+@pytest.mark.parametrize("mask", [IDS == 0, IDS != 0, (IDS != 0).long()], ids=["drops", "keeps", "long"])
+def test_of_a_mask_whose_name_means_either_nothing_is_told(mask: Tensor, tmp_path: Path) -> None:
+    """A padding_mask is True for padding in some models and for tokens in others: neither is the wrong way round."""
+    model = Takes()
+    found = trained(tmp_path / "run", model, lambda number: model(IDS, padding_mask=mask), 1)
+    assert not [name for name in found if name.startswith("mask/")]
 
 
 def test_without_padding_nothing_is_told_of_masks(tmp_path: Path) -> None:

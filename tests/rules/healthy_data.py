@@ -146,6 +146,56 @@ def padded_sentences() -> Case:
     return trained(Pooled(), loss)
 
 
+class Padded(nn.Module):
+    """Tokens through torch's attention, averaged; the mask says which are padding, as torch wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 1)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, ids: Tensor, padding_mask: Tensor) -> Tensor:
+        attended = self.attention(self.embedding(ids), src_key_padding_mask=padding_mask)
+        kept = (~padding_mask).float().unsqueeze(-1)
+        return self.head((attended * kept).sum(1) / kept.sum(1))
+
+
+class Sounding(nn.Module):
+    """Samples of sound, averaged where the mask has ones, as transformers' EnCodec takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor, padding_mask: Tensor) -> Tensor:
+        return self.head((self.embedding(ids) * padding_mask.unsqueeze(-1)).sum(1) / padding_mask.sum(1, keepdim=True))
+
+
+def cut(number: int) -> Tensor:
+    """Token ids, cut to a length that one row in two fills; the others have zeros behind them."""
+    return padded(number, length=48)[0][:, :24]
+
+
+def padding_marked_by_true() -> Case:
+    """The mask is True where there is padding, which many rows have none of."""
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        ids = cut(number)
+        return (model(ids, ids == 0) - ids.float().mean(-1, keepdim=True)).square().mean()
+
+    return trained(Padded(), loss, lr=1e-3)
+
+
+def sound_marked_by_ones() -> Case:
+    """The mask of the same name is 1 where there is sound."""
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        ids = cut(number)
+        return (model(ids, (ids != 0).long()) - ids.float().mean(-1, keepdim=True)).square().mean()
+
+    return trained(Sounding(), loss, lr=1e-3)
+
+
 def guided_with_dropout() -> Case:
     """The caption of one sample in five is dropped, as classifier-free guidance wants it."""
 
@@ -294,6 +344,8 @@ HEALTHY_DATA = [
     alike_but_not_the_same,
     sources_apart,
     padded_sentences,
+    padding_marked_by_true,
+    sound_marked_by_ones,
     guided_with_dropout,
     tokens_and_audio_probed,
     recomputed_as_it_was,

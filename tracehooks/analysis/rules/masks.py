@@ -69,7 +69,8 @@ def masked_rows(facts: Facts) -> Answers:
     threshold=f"in the median it keeps more than {INVERTED:.0%} of the padding and less than {INVERTED:.0%} of the "
     "tokens beside it",
     source="conventions differ: True keeps in transformers, and drops in torch.nn.MultiheadAttention's key_padding_mask",
-    needs="a mask of the root's beside tokens of the same shape, and an nn.Embedding with padding_idx",
+    needs="a mask of the root's beside tokens of the same shape, and an nn.Embedding with padding_idx; not of masks named "
+    "after padding, such as padding_mask, in which some models keep what is True and others drop it",
     next_check="invert the mask (~mask), and compare the loss of one batch",
     evidence=("slot", "padding_kept", "tokens_kept", "count", "cause"),
     causes=("inverted",),
