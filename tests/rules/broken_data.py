@@ -115,6 +115,16 @@ def mask_inverted() -> Case:
     return _pooled(lambda ids, number: ids == 0)
 
 
+def batches_of_nothing() -> Case:
+    """A filter drops every sample."""
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        x = batches(16, 6)[number]
+        return model(x[x[:, 0] > 100]).sum()
+
+    return trained(mlp(6, 8, 1), loss)
+
+
 def pictures_as_they_come() -> Case:
     """Pixels from 0 to 255 as floats."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -233,6 +243,7 @@ DATA = [
     Broken(
         mask_inverted, "inverted_mask", "inverted", {"slot": "attention_mask", "padding_kept": 1.0, "tokens_kept": 0.0}
     ),
+    Broken(batches_of_nothing, "zero_gradient", "empty_batches", {"count": 4}),
     Broken(pictures_as_they_come, "unnormalised_images", "pixels_as_they_are", {"max": 255.0}),
     Broken(caption_mostly_absent, "condition_absent", "missing_in_most_passes", {"input": "caption", "count": 6}),
     Broken(caption_mostly_dropped, "condition_dropped", "dropped_too_often", {"input": "caption", "share": 0.75}),

@@ -723,6 +723,23 @@ def classified() -> Case:
     )
 
 
+def fitted_with_a_margin() -> Case:
+    """Every pair is further apart than the margin asks for: the loss is exactly zero."""
+    model = mlp(6, 16, 4)
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        x = batches(16, 6)[number]
+        return functional.triplet_margin_loss(model(x), model(x + 1e-3), model(-x), margin=0.01)
+
+    return trained(model, loss)
+
+
+def critic_without_a_sigmoid() -> Case:
+    """A Wasserstein critic, whose loss is a difference of two means: the bias of its last layer cancels."""
+    real, made = batches(16, 6), batches(16, 6, seed=3) + 1.0
+    return trained(mlp(6, 8, 1), lambda critic, i: critic(made[i]).mean() - critic(real[i]).mean(), lr=1e-3)
+
+
 HEALTHY: tuple[Callable[[], Case], ...] = (
     warm_up_from_zero,
     groups_of_which_one_is_frozen_by_its_rate,
@@ -778,5 +795,7 @@ MEANT: tuple[Callable[[], Case], ...] = (
     one_batch_on_purpose,
     few_batches_in_order,
     annealed_auxiliary_loss,
+    fitted_with_a_margin,
+    critic_without_a_sigmoid,
 )
 """What may well be meant: a note at most."""

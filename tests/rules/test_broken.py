@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tracehooks
-from tests.rules.broken import Broken, mlp, regression
+from tests.rules.broken import Broken, collapsed_router, mlp, regression
 from tests.rules.cases import trained
 from tests.rules.conftest import Diagnose
 from tests.rules.measured import ALL_BROKEN
@@ -35,6 +35,12 @@ def test_a_failure_is_named(broken: Broken, diagnosed: Diagnose) -> None:
     assert set(found.evidence) <= set(rule.evidence)
     assert found.next_check
     assert found.message
+
+
+def test_gradients_that_end_for_one_reason_are_one_finding(diagnosed: Diagnose) -> None:
+    """Two experts that get no tokens lose their gradients at an assignment each: they are told together."""
+    (found,) = [finding for finding in diagnosed(collapsed_router()) if finding.rule == "zero_gradient"]
+    assert sorted(found.evidence["params"]) == [f"experts.{i}.0.{name}" for i in (1, 2) for name in ("bias", "weight")]
 
 
 def test_every_rule_has_a_failure() -> None:

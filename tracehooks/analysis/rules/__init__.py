@@ -27,6 +27,7 @@ from tracehooks.analysis.rules import (
     state,
     targets,
     updates,
+    zeros,
 )
 from tracehooks.analysis.rules.facts import Facts
 from tracehooks.analysis.rules.rule import Judgement, Rule
@@ -39,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     *precision.RULES,
     *updates.RULES,
     *gradients.RULES,
+    *zeros.RULES,
     *outputs.RULES,
     *activations.RULES,
     *scales.RULES,

@@ -1,4 +1,4 @@
-"""Gradients that do not arrive, arrive as zeros, fade or grow on their way, or arrive where nobody uses them."""
+"""Gradients that do not arrive, fade or grow on their way, or arrive where nobody uses them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracehooks.analysis.rules import needs
-from tracehooks.analysis.rules.facts import LASTING, Event, Facts, Seen
+from tracehooks.analysis.rules.facts import Event, Facts, Seen
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, listed, rule
 from tracehooks.analysis.rules.series import ends, trend
 
@@ -18,26 +18,6 @@ FADED = 1e-4
 GROWN = 1e3
 DIVERGED = 100
 OUT_OF_PROPORTION = 1e4
-
-WITHOUT_DERIVATIVE = frozenset(
-    {"RoundBackward0", "RoundBackward1", "FloorBackward0", "CeilBackward0", "TruncBackward0", "SignBackward0",
-     "SgnBackward0", "FloorDivideBackward0", "HeavisideBackward0", "NotImplementedBackward0"}
-)  # fmt: skip
-"""Nodes of ops whose derivative is zero wherever it exists."""
-CHOOSING = frozenset(
-    {"WhereBackward0", "MaskedFillBackward0", "MaskedFillBackward1", "MaskedScatterBackward0", "MulBackward0"}
-)
-"""Nodes that drop what a mask does not keep."""
-LIMITING = frozenset(
-    {"ReluBackward0", "ThresholdBackward0", "HardtanhBackward0", "ClampBackward0", "ClampBackward1", "ClampMinBackward0",
-     "ClampMaxBackward0", "HardsigmoidBackward0", "HardswishBackward0", "LeakyReluBackward0"}
-)  # fmt: skip
-"""Nodes that stop a gradient outside of their range."""
-NORMALISING = frozenset(
-    {"NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0", "FusedRmsNormBackward0",
-     "CudnnBatchNormBackward0", "StdBackward0", "VarBackward0", "SubBackward0"}
-)  # fmt: skip
-MULTIPLYING = frozenset({"MmBackward0", "BmmBackward0", "AddmmBackward0", "MulBackward0", "ConvolutionBackward0"})
 
 
 @rule(
@@ -148,67 +128,6 @@ def unregistered_params(facts: Facts) -> Answers:
         )
     if facts.graphs:
         yield Clear(f"0 tensors that are no parameters of the model in {facts.graphs} graphs of the loss")
-
-
-@rule(
-    sees="parameters whose gradient arrives but is exactly zero, and the op at which it ends",
-    threshold=f"all of it zero in every one of {LASTING} or more steps up to the last; zero at the start alone is "
-    "usual (LoRA, zero-initialised residual branches)",
-    source="derivatives of torch's ops; the op is found by asking every node of one backward pass what it receives "
-    "and sends",
-    needs=needs.GRADIENTS,
-    next_check="look at the named op: what would have to be different for its derivative not to be zero?",
-    evidence=("params", "modules", "op", "count", "cause"),
-    causes=(
-        "non_differentiable_op",
-        "softmax_over_singleton_dim",
-        "dead_product_init",
-        "normalised_singleton",
-        "condition_always_dropped",
-        "dying_relu",
-    ),
-)
-def zero_gradient(facts: Facts) -> Answers:
-    lost = [
-        name
-        for name, site in facts.gradients.items()
-        if name in facts.trainable and site.rows >= LASTING and facts.persists(site, site.last_nonzero)
-    ]
-    if _nothing_supervised(facts):
-        yield Clear("0 targets count in the loss, which explains any gradient of zero")
-        return
-    explained: set[str] = set()
-    for event in facts.events("gradient_lost"):
-        names = [name for name in event.details["parameters"] if name in lost and name not in explained]
-        if not names:
-            continue
-        explained |= set(names)
-        cause = _cause(facts, event, names)
-        op, module = event.details["op"], event.module
-        outside = module is None and op == "MulBackward0"
-        yield Found(
-            "info" if outside else "warning" if cause is None else "error",
-            f"the gradients of {listed(names)} are exactly zero: they end at {op}"
-            + (f" in {module or '(root)'}" if module is not None else ""),
-            _zero_since(facts, names),
-            module if module is not None else names[0],
-            {"params": names, "op": op, "modules": [module or ""], "cause": cause, "count": len(names)},
-        )
-    for module, names in _before_constant_norms(facts).items():
-        names = [name for name in names if name not in explained]
-        if names:
-            explained |= set(names)
-            where = module or "(root)"
-            text = f"the gradients of {listed(names)} are nothing but rounding: {where} normalises single elements"
-            evidence = {"params": names, "modules": [module], "cause": "normalised_singleton", "count": len(names)}
-            yield Found("error", text, facts.run_start, module, evidence)
-    rest = [name for name in lost if name not in explained]
-    if rest:
-        since = _zero_since(facts, rest)
-        text = f"the gradients of {listed(rest)} are exactly zero since step {since}"
-        yield Found("info", text, since, rest[0], {"params": rest, "count": len(rest)})
-    if any(site.rows >= LASTING for site in facts.gradients.values()):
-        yield Clear(f"{len(lost)} of {len(facts.gradients)} gradients are zero in the last {LASTING} steps and before")
 
 
 @rule(
@@ -328,52 +247,6 @@ def _unregistered_cause(event: Event) -> str:
     return "python_list_of_modules" if any(name.count(".") for name in names) else "tensor_is_no_parameter"
 
 
-def _before_constant_norms(facts: Facts) -> dict[str, list[str]]:
-    """Parameters in front of a normalisation that gives one number for everything, whose gradient is rounding noise."""
-    largest = max((site.norm for site in facts.gradients.values()), default=0.0)
-    found = {}
-    for site in facts.of_phase("forward"):
-        if "Norm" in site.type and site.count >= 2 and facts.is_constant(site):
-            before = [
-                name
-                for name, gradient in facts.gradients.items()
-                if name in facts.trainable
-                and facts.order.get(gradient.module, site.order) < site.order
-                and gradient.norm < FADED * largest
-            ]
-            if before:
-                found[site.module] = before
-    return found
-
-
-def _zero_since(facts: Facts, names: list[str]) -> int:
-    sites = [facts.gradients[name] for name in names]
-    return min(site.first_step if site.last_nonzero is None else site.last_nonzero + 1 for site in sites)
-
-
-def _nothing_supervised(facts: Facts) -> bool:
-    kept = facts.scalar("targets/kept").values
-    return bool(len(kept)) and not kept.any()
-
-
-def _cause(facts: Facts, event: Event, names: list[str]) -> str | None:
-    op, dimension = event.details["op"], event.details["dimension"]
-    zero_valued = [n for n in names if (site := facts.parameters.get(n)) is not None and site.last_nonzero is None]
-    if op in WITHOUT_DERIVATIVE:
-        return "non_differentiable_op"
-    if op in ("SoftmaxBackward0", "LogSoftmaxBackward0") and dimension == 1:
-        return "softmax_over_singleton_dim"
-    if op in MULTIPLYING and zero_valued:
-        return "dead_product_init"
-    if op in NORMALISING:
-        return "normalised_singleton"
-    if op in CHOOSING:
-        return "condition_always_dropped"
-    if op in LIMITING:
-        return "dying_relu"
-    return None
-
-
 def _chain(facts: Facts) -> list[Seen]:
     """Gradients of weights in order of execution of their modules, those that stay zero left out."""
     weights = [
@@ -425,7 +298,6 @@ RULES = (
     integer_conversion,
     unused_params,
     unregistered_params,
-    zero_gradient,
     vanishing_gradients,
     exploding_gradients,
 )
