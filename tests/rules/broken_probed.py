@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import tracehooks
-from tests.rules.broken import Broken
+from tests.rules.broken import Broken, Composed
 from tests.rules.broken_data import padded
-from tests.rules.cases import Case, trained
+from tests.rules.cases import Case, batches, trained
 
 RATE = 8000
 
@@ -110,6 +110,23 @@ def scaled_twice() -> Case:
     return _heard(lambda x: (4.0 * x[:, :1]).clamp(-1.0, 1.0))
 
 
+def loss_of_what_a_probe_saw() -> Case:
+    """The loss is computed from what a layer before the head returns, which a probe of the root sees as well."""
+    kept: list[Tensor] = []
+
+    def watched(h: Tensor) -> Tensor:
+        kept.append(tracehooks.probe(h, "hidden"))
+        return torch.tanh(h)
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        kept.clear()
+        x = batches(16, 6)[number % 8]
+        model(x)
+        return (kept[0] - x.sum(-1, keepdim=True)).square().mean()
+
+    return trained(Composed(watched, width=1), loss)
+
+
 PROBED = [
     Broken(another_tokenizer, "out_of_vocabulary", "out_of_vocabulary", {"site": "ids"}),
     Broken(one_long_sequence_in_each_batch, "padding_share", "padded_to_the_longest", {"site": "ids"}),
@@ -119,4 +136,5 @@ PROBED = [
     Broken(captions_cut_off, "condition_truncated", "cut_at_the_limit", {"site": "caption", "length": 32}),
     Broken(channels_that_cancel, "silent_audio", "silent", {"site": "mono", "share": 1.0}),
     Broken(scaled_twice, "clipped_audio", "clipped", {"site": "mono", "peak": 1.0}),
+    Broken(loss_of_what_a_probe_saw, "output_not_in_loss", "output_not_used", {"modules": [""]}),
 ]

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import tracehooks
-from tests.rules.broken import Broken, collapsed_router, mlp, regression
+from tests.rules.broken import Broken, Composed, collapsed_router, mlp, regression
 from tests.rules.cases import trained
 from tests.rules.conftest import Diagnose
 from tests.rules.measured import ALL_BROKEN
-from tracehooks.analysis.rules import RULES
+from tracehooks.analysis.rules import RULES, judge
+from tracehooks.analysis.rules.outputs import output_not_in_loss
 
 EXEMPT = {"nonfinite", "similar_across_runs"}
 """Tested with the locator, whose verdict it repeats; and with two runs, below."""
@@ -41,6 +42,14 @@ def test_gradients_that_end_for_one_reason_are_one_finding(diagnosed: Diagnose) 
     """Two experts that get no tokens lose their gradients at an assignment each: they are told together."""
     (found,) = [finding for finding in diagnosed(collapsed_router()) if finding.rule == "zero_gradient"]
     assert sorted(found.evidence["params"]) == [f"experts.{i}.0.{name}" for i in (1, 2) for name in ("bias", "weight")]
+
+
+def test_probes_are_not_counted_as_outputs(tmp_path: Path) -> None:
+    """A probe of the root with a gradient is none of the outputs that get one."""
+    model = Composed(lambda h: tracehooks.probe(h, "hidden").tanh())
+    trained(model, regression).record(tmp_path / "run")
+    (answer,) = (answer for answer in judge(tracehooks.open(tmp_path / "run")) if answer.rule is output_not_in_loss)
+    assert answer.because == "1 of 1 outputs of the model get a gradient from the loss"
 
 
 def test_every_rule_has_a_failure() -> None:

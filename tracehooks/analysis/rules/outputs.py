@@ -61,7 +61,8 @@ def stale_output(facts: Facts) -> Answers:
 )
 def output_not_in_loss(facts: Facts) -> Answers:
     outputs = [site for site in _root(facts, "forward") if "float" in site.dtype and site.rows >= LASTING]
-    reached = _root(facts, "backward")
+    slots = {site.slot for site in outputs}
+    reached = [site for site in _root(facts, "backward") if site.slot in slots]  # probes have gradients there, too
     elsewhere = any(site.module and site.last_nonzero is not None for site in facts.of_phase("backward"))
     if not outputs or not facts.batches or not any(site.rows >= LASTING for site in facts.gradients.values()):
         return
