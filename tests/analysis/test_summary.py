@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracehooks.analysis.summary import sites, summarize
-from tracehooks.core.errors import UnknownNameError
+from tracehooks.core.errors import InvalidOptionError, UnknownNameError
 from tracehooks.testing import MemoryRun, TraceBuilder
 
 
@@ -56,7 +56,6 @@ def test_sites_narrow_and_sort(run: MemoryRun) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step": 4}, r"option step: unknown step '4'; known: '0', '5'"),
         ({"module": "aa"}, r"option module: unknown module pattern 'aa'; did you mean 'a'\?"),
         ({"phase": "forwrd"}, r"option phase: unknown phase 'forwrd'; did you mean 'forward'\?"),
         ({"sort": "absmx"}, r"option sort: unknown order 'absmx'; did you mean 'absmax'\?"),
@@ -66,3 +65,11 @@ def test_unknown_names(run: MemoryRun, options: dict[str, object], message: str)
     """What nothing answers to is refused, with the nearest names."""
     with pytest.raises(UnknownNameError, match=message):
         sites(run, **options)  # type: ignore[arg-type]
+
+
+def test_a_step_without_tensors(run: MemoryRun) -> None:
+    """It is said which steps there are."""
+    with pytest.raises(InvalidOptionError, match="step: got 4, expected a step with tensors; they go from 0 to 5"):
+        sites(run, step=4)
+    with pytest.raises(InvalidOptionError, match="step: got 4, expected a step with tensors; there are none"):
+        sites(TraceBuilder().scalar("loss", 1.0).run(), step=4)

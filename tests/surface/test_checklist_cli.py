@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import tracehooks
 from tests.rules.broken import one_module_forgotten
 from tests.rules.healthy import classified
 from tracehooks.surface.cli import main
@@ -39,6 +40,7 @@ def test_the_checklist_is_told_in_order(forgotten: Path) -> None:
                           "  error: param_not_in_optimizer at between.weight, step 0"]  # fmt: skip
     assert "  zero_lr: the learning rate goes up to 0.01 and is zero in 0 of 8 steps" in lines
     assert "not known: the model lacks the capacity" in lines
+    assert str(tracehooks.checklist(forgotten, "flat-loss")) + "\n" == text
 
 
 def test_json_is_one_object(forgotten: Path) -> None:

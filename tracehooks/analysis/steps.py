@@ -80,7 +80,9 @@ def chosen_steps(wanted: Steps, span: tuple[int, int], recorded: Callable[[int, 
         chosen, absent = there[np.isin(there, numbers)], np.setdiff1d(numbers, there)
     if len(absent) or not len(chosen):
         without = f", without {', '.join(map(str, absent.tolist()))}" if len(absent) else ""
-        raise InvalidOptionError("steps", wanted, f"recorded steps, which go from {span[0]} to {span[1]}{without}")
+        raise InvalidOptionError(
+            "steps", _typed(wanted), f"recorded steps, which go from {span[0]} to {span[1]}{without}"
+        )
     between = len(chosen) == ((there >= chosen[0]) & (there <= chosen[-1])).sum()
     return Chosen(int(chosen[0]), int(chosen[-1]), None if between else chosen)
 
@@ -118,6 +120,14 @@ def _numbers(wanted: int | range | slice | Iterable[int], last: int) -> range | 
     if isinstance(wanted, int | np.integer):
         wanted = [int(wanted)]
     return np.unique(np.array([_whole(number) for number in wanted], np.int64))
+
+
+def _typed(wanted: Steps) -> object:
+    """A slice as people write it, ``first:end``; anything else as it is."""
+    if not isinstance(wanted, slice):
+        return wanted
+    ends = [wanted.start, wanted.stop] if wanted.step is None else [wanted.start, wanted.stop, wanted.step]
+    return ":".join("" if end is None else str(end) for end in ends)
 
 
 def _whole(number: object) -> int:

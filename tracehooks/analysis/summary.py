@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tracehooks.analysis.engine import EMBEDDED, Engine, Queries
 from tracehooks.analysis.sql import quoted
-from tracehooks.core.errors import UnknownNameError
+from tracehooks.core.errors import InvalidOptionError, UnknownNameError
 from tracehooks.core.names import select as select_names
 from tracehooks.core.records import RunSource
 from tracehooks.core.schema import TABLES
@@ -123,17 +123,23 @@ def sites(
         engine: what runs the query; see `tracehooks.analysis.engine`.
 
     Raises:
-        UnknownNameError: a step, pattern, phase or order that nothing answers to; the nearest are listed.
+        UnknownNameError: a pattern, phase or order that nothing answers to; the nearest are listed.
+        InvalidOptionError: a step that has no tensors; which there are is said.
     """
     if sort not in SORTS:
         raise UnknownNameError("order", sort, SORTS, "option sort")
     query = Queries(run, engine)
     conditions = ["true"]
     if step is not None:
-        _known(query, "step", step, "option step")
+        recorded = _distinct(query, "step")
+        if step not in recorded:
+            there = f"they go from {recorded[0]} to {recorded[-1]}" if recorded else "there are none"
+            raise InvalidOptionError("step", step, f"a step with tensors; {there}")
         conditions.append(f"step = {int(step)}")
     if phase is not None:
-        _known(query, "phase", phase, "option phase")
+        phases = _distinct(query, "phase")
+        if phase not in phases:
+            raise UnknownNameError("phase", phase, phases, "option phase")
         conditions.append(f"phase = {quoted(phase)}")
     if module is not None:
         names = select_names(_distinct(query, "module"), module, where="option module")
@@ -146,12 +152,6 @@ def _worst(found: pa.Table, column: str, limit: int = WORST) -> tuple[Mapping[st
     order = [(column, "descending")]
     named = [row for row in found.sort_by(order).to_pylist() if row[column]]
     return tuple({name: row[name] for name in ("phase", "module", "slot", "call", column)} for row in named[:limit])
-
-
-def _known(query: Queries, column: str, value: object, where: str) -> None:
-    known = _distinct(query, column)
-    if value not in known:
-        raise UnknownNameError(column, str(value), [str(item) for item in known], where)
 
 
 def _distinct(query: Queries, column: str) -> list[Any]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tracehooks.analysis import told
 from tracehooks.analysis.rules import WEIGHT, judge
 from tracehooks.analysis.rules.facts import Facts
 from tracehooks.analysis.rules.rule import Judgement, Status
@@ -56,6 +57,9 @@ class Checklist:
         """Those that were answered so."""
         return tuple(item for item in self.items if item.status == status)
 
+    def __str__(self) -> str:
+        return "\n".join(told.causes(self))
+
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything found, in order."""
@@ -97,15 +101,15 @@ def _asked(facts: Facts) -> Iterator[tuple[str, int, Check]]:
 
 
 def _answered(cause: Cause, judgements: Sequence[Judgement], asked: Sequence[tuple[str, int, Check]]) -> Item:
-    told = [one for one in asked if cause.asked and cause.asked in one[2].question]
+    answers = [one for one in asked if cause.asked and cause.asked in one[2].question]
     failed = (
         Finding("verdict", "warning", step, "", f"{title}: {check}", {}, cause.ask)
-        for title, step, check in told
+        for title, step, check in answers
         if check.passed is False
     )
     findings = (*(finding for judgement in judgements for finding in judgement.findings), *failed)
     ruled_out = {judgement.rule.name: judgement.because for judgement in judgements if judgement.because}
-    ruled_out |= {title: str(check) for title, _, check in told if check.passed}
+    ruled_out |= {title: str(check) for title, _, check in answers if check.passed}
     missing = {judgement.rule.name: judgement.rule.needs for judgement in judgements if judgement.status == "not known"}
     status: Status = "found" if findings else "ruled out" if ruled_out and not missing else "not known"
     worst = sorted(findings, key=lambda finding: WEIGHT[finding.severity])

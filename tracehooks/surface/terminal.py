@@ -8,14 +8,7 @@ from typing import Any
 
 import click
 
-
-def number(value: Any) -> str:
-    """A cell as text: six digits for floats, nothing for null."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+from tracehooks.analysis.told import number
 
 
 def line(text: str = "") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tracehooks.analysis.told import number
 from tracehooks.core.records import FirstNonFinite
 from tracehooks.surface import offline, terminal
 from tracehooks.surface.plain import json_text
@@ -78,4 +79,4 @@ def _retold(again: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _statistics(tensor: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {terminal.number(value)}" for name, value in tensor.items() if value not in (None, []))
+    return ", ".join(f"{name} {number(value)}" for name, value in tensor.items() if value not in (None, []))
