@@ -196,6 +196,36 @@ def sound_marked_by_ones() -> Case:
     return trained(Sounding(), loss, lr=1e-3)
 
 
+def few_masks_for_many_samples() -> Case:
+    """Which elements are hidden comes in a few patterns, each for some batches running, and a scale is mostly the same."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 1)
+
+        def forward(self, x: Tensor, hidden: Tensor, scale: Tensor) -> Tensor:
+            return self.layer(x.masked_fill(hidden, 0.0) * scale)
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        x = batches(16, 6)[number]
+        hidden = batches(16, 6, seed=2)[number // 2] > 1
+        scale = torch.full((16, 2), 1.0 + (number == 2 or number > 6)).repeat(1, 3)
+        return (model(x, hidden, scale) - x.sum(-1, keepdim=True)).square().mean()
+
+    return trained(Model(), loss)
+
+
+def stream_that_begins_anew() -> Case:
+    """The first batch is tried once before the loop over a stream that comes round."""
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        x = batches(16, 6, count=5)[max(0, number - 1) % 5]
+        return (model(x) - x.sum(-1, keepdim=True)).square().mean()
+
+    return trained(mlp(6, 8, 1), loss, steps=12)
+
+
 def guided_with_dropout() -> Case:
     """The caption of one sample in five is dropped, as classifier-free guidance wants it."""
 
@@ -346,6 +376,8 @@ HEALTHY_DATA = [
     padded_sentences,
     padding_marked_by_true,
     sound_marked_by_ones,
+    few_masks_for_many_samples,
+    stream_that_begins_anew,
     guided_with_dropout,
     tokens_and_audio_probed,
     recomputed_as_it_was,

@@ -63,7 +63,7 @@ def constant_input(facts: Facts) -> Answers:
             and row["contents"] == 1
             and row["steps"] >= ALIKE
             and row["largest"]
-            and not _is_material(row["name"])
+            and not is_material(row["name"])
         ):
             text = f"{row['name']} is the same for all {row['samples']} samples of {row['steps']} steps"
             evidence = {
@@ -188,12 +188,13 @@ def _inputs(facts: Facts) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_material(name: str) -> bool:
+def is_material(name: str) -> bool:
+    """Whether an input is named like one that goes with samples and is none, such as a mask."""
     return any(part in name.lower() for part in MATERIAL)
 
 
 def _is_condition(name: str) -> bool:
-    return any(part in name.lower() for part in CONDITIONS) and not _is_material(name)
+    return any(part in name.lower() for part in CONDITIONS) and not is_material(name)
 
 
 RULES = (constant_input, condition_absent, condition_dropped, condition_truncated, condition_frozen)

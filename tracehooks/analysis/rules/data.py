@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from tracehooks.analysis.rules import needs
+from tracehooks.analysis.rules.conditions import is_material
 from tracehooks.analysis.rules.facts import LASTING, Batches, Facts
 from tracehooks.analysis.rules.rule import Answers, Clear, Found, rule
-from tracehooks.analysis.rules.series import longest, period, trend
+from tracehooks.analysis.rules.series import longest, period, running, trend
 
 REPEATS = 3
 DRIFT = 4.0
@@ -90,8 +91,10 @@ def same_order_each_epoch(facts: Facts) -> Answers:
 
 @rule(
     sees="batches that come twice, a few batches apart: worker processes that draw the same random numbers",
-    threshold="between 30 % and 95 % of the batches equal the one so many batches before, and the order has no "
-    "period; a warning where a loader has more than one worker, else a note",
+    threshold="between 30 % and 95 % of the batches equal the one so many batches before, here and there: an order with a "
+    "period, or a stream that begins anew and then stays so, is none; a warning where a loader has more than one worker, "
+    "else a note. Bool inputs, those named like masks, positions or times, and those of which one content is in more than "
+    "half of the batches are left out",
     source="NumPy's global generator is copied to every worker process of a data loader in the same state",
     needs=needs.SAMPLES + ", of four or more batches",
     next_check="seed each worker by its own number (worker_init_fn), or draw from torch's generator",
@@ -101,12 +104,13 @@ def same_order_each_epoch(facts: Facts) -> Answers:
 def duplicate_augmentation(facts: Facts) -> Answers:
     for batches in facts.batches:
         digests = batches.digests
-        if len(digests) < 4 or period(digests) is not None or not facts.is_large(batches.name):
+        if len(digests) < 4 or period(digests) is not None or not _carries_samples(facts, batches):
             continue
         for lag in range(1, min(17, len(digests) // 2 + 1)):
             again = digests[lag:] == digests[:-lag]
             share = float(again.mean())
-            if 0.3 <= share <= 0.95 and len(np.unique(digests[lag:][again])) > 1:
+            anew = running(again) == again.sum()
+            if 0.3 <= share <= 0.95 and len(np.unique(digests[lag:][again])) > 1 and not anew:
                 workers = any((loader["workers"] or 0) > 1 for loader in _loaders(facts))
                 text = f"{share:.0%} of the batches equal the one {lag} before: {batches.name}"
                 evidence = {"lag": lag, "share": share, "cause": "worker_rng_copied" if workers else None}
@@ -156,6 +160,14 @@ def input_drift(facts: Facts) -> Answers:
 def _main(facts: Facts) -> Batches | None:
     """The batches by their most varied input."""
     return facts.batches[0] if facts.batches else None
+
+
+def _carries_samples(facts: Facts, batches: Batches) -> bool:
+    """Whether an input is what a batch is made of, and neither a mask nor a constant, which come again for good reason."""
+    kinds = {site.dtype for site in facts.of_phase("input") if site.slot == f"input.{batches.name}" and not site.module}
+    commonest = np.unique(batches.digests, return_counts=True)[1].max()
+    named = not is_material(batches.name) and "bool" not in kinds
+    return named and 2 * commonest <= len(batches.digests) and facts.is_large(batches.name)
 
 
 def _loaders(facts: Facts) -> list[Mapping[str, Any]]:
