@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tracehooks
-from tests.rules.broken import empty_captions, one_module_forgotten
-from tests.rules.cases import Case, Ranks, Resumed
+from tests.rules.broken import empty_captions, mlp, one_module_forgotten, regression
+from tests.rules.cases import Case, Ranks, Resumed, trained
 from tests.rules.healthy import classified
 from tracehooks.analysis.rules import RULES
 from tracehooks.analysis.symptoms import SYMPTOMS, Checklist, checklist, symptoms_of
@@ -67,6 +67,17 @@ def test_what_cannot_be_known_says_what_to_record_or_which_experiment_to_run(tmp
     unknown = {item.cause: item for item in found.of("not known")}
     assert unknown["the loss really is flat"].missing["loss_not_decreasing"].startswith("50 or more losses")
     assert "experiments.overfit" in unknown["the model lacks the capacity"].ask
+
+
+def test_updates_that_are_all_zero_are_known(tmp_path: Path) -> None:
+    """At a learning rate of zero nothing is missing: the rules that read updates say that there are none above zero."""
+    model = mlp(6, 8, 1)
+    case = trained(model, regression, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    found = tracehooks.checklist(recorded(case, tmp_path / "run"), "flat-loss")
+    (rates,) = (item for item in found.items if "learning rate" in item.cause)
+    assert [finding.rule for finding in rates.findings] == ["zero_lr"]
+    told = "steps change 0 of 4 parameters: each update is exactly zero in 8 steps"
+    assert (rates.ruled_out, rates.missing) == ({"update_ratio": told, "clipped_away": told}, {})
 
 
 def test_a_condition_that_never_varies_explains_why_it_is_ignored(tmp_path: Path) -> None:

@@ -199,7 +199,10 @@ def _only_the_front(order: Sequence[str], missing: Sequence[str], held: Sequence
 )
 def update_ratio(facts: Facts) -> Answers:
     ratios = facts.relative_updates
-    if not ratios or max(facts.updates[name].rows for name in ratios) < LASTING:
+    if not ratios:
+        yield from _nothing_changes(facts)
+        return
+    if max(facts.updates[name].rows for name in ratios) < LASTING:
         return
     usual = float(np.median(list(ratios.values())))
     small = usual < TOO_SMALL and _clipped_to(facts) is None
@@ -229,7 +232,10 @@ def update_ratio(facts: Facts) -> Answers:
 )
 def clipped_away(facts: Facts) -> Answers:
     top, ratios = _clipped_to(facts), facts.relative_updates
-    if not len(facts.scalar("grad_norm").values) or not ratios:
+    if not ratios:
+        yield from _nothing_changes(facts)
+        return
+    if not len(facts.scalar("grad_norm").values):
         return
     usual = float(np.median(list(ratios.values())))
     if top is not None and usual < CLIPPED_TO_NOTHING and not facts.falls and facts.optimizers and not facts.adaptive:
@@ -300,6 +306,14 @@ def _rate_of(facts: Facts, name: str) -> float:
             if name in group.get("parameters", []):
                 return float(series.values.min()) if len(series.values) else 0.0
     return 0.0
+
+
+def _nothing_changes(facts: Facts) -> Answers:
+    """What is known of relative updates where none is above zero, as at a learning rate of zero."""
+    still = [site for site in facts.updates.values() if site.rows >= LASTING and site.last_nonzero is None]
+    if still:
+        rows = max(site.rows for site in still)
+        yield Clear(f"steps change 0 of {len(still)} parameters: each update is exactly zero in {rows} steps")
 
 
 def _clipped_to(facts: Facts) -> float | None:
