@@ -66,7 +66,8 @@ def test_check_a_checkpoint(folder: Path) -> None:
 
 
 def test_errors(folder: Path) -> None:
-    """A target that is none, a batch that is none, a checkpoint without the weights: status 2, one line."""
+    """A target that is none, a batch that is none, a checkpoint without the weights: status 2, one line. A target that is
+    not there: the same with status 125, as a commit without it must not be called a bad one."""
     target = f"{folder / 'model.py'}:build"
     torch.save({"other": torch.ones(2)}, folder / "w.pt")
     for arguments in (
@@ -79,6 +80,7 @@ def test_errors(folder: Path) -> None:
         ("record", folder / "g", f"{folder / 'model.py'}:torch"),
     ):
         done = call(*arguments)
-        assert (done.exit_code, done.stdout) == (2, "")
+        not_there = arguments[2] not in (target, "model")
+        assert (done.exit_code, done.stdout) == (125 if not_there else 2, "")
         assert done.stderr.startswith("tracehooks: ")
         assert done.stderr.count("\n") == 1

@@ -39,7 +39,8 @@ def command() -> None:
 @_seed
 @_json
 def record(path: str, target: str, out: str | None, checkpoint: str | None, seed: int, as_json: bool) -> int:
-    """Record what TARGET's model makes of the golden batch at PATH. Exit status 125 when its code does not run."""
+    """Record what TARGET's model makes of the golden batch at PATH. Exit status 125 when its code is not there or
+    does not run."""
     golden = _golden()
     try:
         run = _run(lambda: golden.record(path, out, *_built(target, checkpoint), seed=seed))
@@ -70,8 +71,8 @@ def check(
 ) -> int:
     """Compare what TARGET's model makes of the golden batch at PATH with what was recorded.
 
-    Exit status 0 when they are equal within tolerance, 1 when they differ, 125 when TARGET's code does not run: what git
-    bisect run wants.
+    Exit status 0 when they are equal within tolerance, 1 when they differ, 125 when TARGET's code is not there or does not
+    run: what git bisect run wants.
     """
     golden = _golden()
     settings: dict[str, Any] = {"seed": seed, "tolerance": tolerance, "rename": list(rename) or None}
@@ -87,6 +88,10 @@ class _DoesNotRunError(Exception):
     """The code under test raised."""
 
 
+class _NotThereError(InvalidOptionError):
+    """The code under test is not there: in a bisect, not in this commit."""
+
+
 def _golden() -> Any:
     return importlib.import_module("tracehooks.experiments.golden")  # by name: the command line imports no torch
 
@@ -94,6 +99,8 @@ def _golden() -> Any:
 def _run(act: Callable[[], Any]) -> Any:
     try:
         return act()
+    except _NotThereError as error:
+        raise _DoesNotRunError from error
     except (TracehooksError, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever the user's own model and loss raise: the commit does not run
@@ -101,7 +108,10 @@ def _run(act: Callable[[], Any]) -> Any:
 
 
 def _cannot(error: Exception) -> int:
-    traceback.print_exception(error.__cause__)
+    if isinstance(error.__cause__, _NotThereError):
+        click.echo(f"tracehooks: {error.__cause__}", err=True)
+    else:
+        traceback.print_exception(error.__cause__)
     return CANNOT_RUN
 
 
@@ -114,7 +124,7 @@ def _built(target: str, checkpoint: str | None) -> tuple[Any, Any]:
     module = _loaded(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     build = getattr(module, name, None)
     if not callable(build):
-        raise InvalidOptionError("TARGET", target, f"a function of {place}, which has none named {name}")
+        raise _NotThereError("TARGET", target, f"a function of {place}, which has none named {name}")
     model, loss_fn = build()
     if checkpoint is not None:
         importlib.import_module("tracehooks.experiments.weights").load_weights(model, checkpoint)
@@ -124,7 +134,7 @@ def _built(target: str, checkpoint: str | None) -> tuple[Any, Any]:
 def _loaded(path: Path) -> Any:
     specification = importlib.util.spec_from_file_location(path.stem, path)
     if specification is None or specification.loader is None or not path.exists():
-        raise InvalidOptionError("TARGET", str(path), "a Python file that exists")
+        raise _NotThereError("TARGET", str(path), "a Python file that exists")
     module = importlib.util.module_from_spec(specification)
     sys.modules[path.stem] = module
     specification.loader.exec_module(module)
