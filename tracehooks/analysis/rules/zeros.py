@@ -77,7 +77,7 @@ def zero_gradient(facts: Facts) -> Answers:
         since, evidence = _zero_since(facts, lost), {"params": lost, "cause": "empty_batches", "count": len(lost)}
         yield Found("error", "every batch has 0 elements: all gradients are exactly zero", since, lost[0], evidence)
         return
-    ends = list(_ends(facts, lost))
+    ends = sorted(_ends(facts, lost), key=lambda end: facts.trainable.index(end.params[0]))
     for severity, cause in dict.fromkeys((end.severity, end.cause) for end in ends):
         yield _found(facts, [end for end in ends if (end.severity, end.cause) == (severity, cause)])
     if any(site.rows >= LASTING for site in facts.gradients.values()):
