@@ -186,7 +186,7 @@ def test_own_scalars_notes_and_checkpoints(record) -> None:
         trace.note("hello")
         trace.checkpoint("best", model.state_dict())
         trace.checkpoint("copy", {k: v.clone() for k, v in model.state_dict().items()})
-        with pytest.raises(tracehooks.TracehooksError, match="one number"):
+        with pytest.raises(tracehooks.TracehooksError, match="one real number"):
             trace.scalar("bad", torch.ones(2))
 
     recorded = record(model, work)
