@@ -8,6 +8,7 @@ from torch import nn
 
 from tracehooks import stats
 from tracehooks.capture.measured import Measured
+from tracehooks.stats import cpu
 
 
 @pytest.fixture(params=["quick", "plain"])
@@ -78,13 +79,13 @@ def test_what_was_changed_in_place_is_read_again(record, readings) -> None:
 def test_parameters_and_gradients_are_measured_in_one_call_each(record, readings, monkeypatch) -> None:
     """Tied weights once; nothing of them one by one."""
     calls = []
-    original = stats.summarize_at_hand
+    original = stats.summarize_many
 
-    def summarize_at_hand(tensors, spec, out):
+    def summarize_many(tensors, spec, out):
         calls.append(len(tensors))
         return original(tensors, spec, out)
 
-    monkeypatch.setattr(stats, "summarize_at_hand", summarize_at_hand)
+    monkeypatch.setattr(stats, "summarize_many", summarize_many)
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -124,3 +125,29 @@ def test_what_has_no_memory_or_no_version_is_simply_not_known() -> None:
     for x in (frozen, torch.ones(3).to_sparse()):
         known.add(x, 1, False)
         assert known.find(x) is None
+
+
+def test_what_does_not_lie_in_order_costs_the_others_no_second_reading(record, monkeypatch) -> None:
+    """One transposed parameter among others: every list goes to the kernel once, recorded or only watched."""
+    asked: list[int] = []
+    for name in ("summarize_many", "nonfinite"):
+        real = getattr(cpu, name)
+        monkeypatch.setattr(
+            cpu, name, lambda xs, *rest, real=real, **kw: asked.append(len(xs)) or real(xs, *rest, **kw)
+        )
+    model = nn.Linear(3, 4)
+    model.weight = nn.Parameter(torch.randn(3, 4).t())
+    assert not model.weight.is_contiguous()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def work(trace):
+        for _ in range(2):
+            asked.clear()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    record(model, work, record=("parameters", "gradients"))
+    assert asked.count(2) == 2  # parameters, gradients
+    record(model, work, every=10)
+    assert asked.count(2) == 3  # input and output, gradients, parameters

@@ -72,17 +72,6 @@ class Packing:
         """What was measured before may have changed unseen."""
         self._measured.forget()
 
-    def measure_at_hand(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        """The numbers of many tensors, measured in one call of the native kernel where it takes all of them as they are;
-        None where it does not."""
-        count = len(tensors)
-        if self._used + count > len(self._rows):
-            self._make_room(count)
-        if not stats.summarize_at_hand(tensors, self._spec, self._block.narrow(0, self._used, count)):
-            return None
-        self._used += count
-        return list(range(self._in_full + self._used - count, self._in_full + self._used))
-
     def measure_many(self, tensors: Sequence[Tensor]) -> list[int]:
         """The same for many tensors: one call of the kernel for those on the host, and one for those on each device."""
         if all(x.is_cpu for x in tensors):

@@ -136,8 +136,9 @@ class Recorder:
             self.watch.tensors(tensors, places, (self.step, next(self._seq), self.training))
             return
         shown = tensors if shown is None else [torch_internals.local(x) for x in shown]
-        numbers = None if torch_internals.modes_active() else self._packing.measure_at_hand(tensors)
-        if numbers is None:
+        if not (
+            torch_internals.all_plain(tensors) and all(map(stats.measurable, {x.dtype: x for x in tensors}.values()))
+        ):
             kept = [
                 (values, site, values if like is x else like)
                 for x, site, like in zip(tensors, sites, shown, strict=True)
@@ -148,7 +149,7 @@ class Recorder:
                 [site for _, site, _ in kept],
                 [like for _, _, like in kept],
             )
-            numbers = self._packing.measure_many(tensors)
+        numbers = self._packing.measure_many(tensors)
         self._rows.extend(heads(sites, shown, self.training), self.step, self._seq, numbers)
 
     def watch_gradients(self, gradients: Sequence[Tensor], sites: Sequence[Site]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -160,6 +160,12 @@ def unwrapped(x: Tensor) -> Tensor | None:
     if name in ("FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor", "ProxyTensor"):
         return None
     return None if x.is_meta else x
+
+
+def all_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are what they look like, all of them on the host: of torch's own two classes, and in no transform."""
+    kinds = Tensor, torch.nn.Parameter
+    return not modes_active() and all(type(x) in kinds and x.is_cpu for x in tensors)
 
 
 def local(x: Tensor) -> Tensor:

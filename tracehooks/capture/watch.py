@@ -69,8 +69,10 @@ class Watch:
         """Watch many tensors in one call."""
         if not torch_internals.modes_active():
             kinds, others = stats.nonfinite_at_hand(tensors)
-            if not (kinds or others):
-                return
+            if not kinds:  # only those are left that the kernel does not take as they are
+                left = set(map(id, others))
+                pairs = [(x, place) for x, place in zip(tensors, places, strict=True) if id(x) in left]
+                tensors, places = [x for x, _ in pairs], [place for _, place in pairs]
         host = []
         for x, place in zip(tensors, places, strict=True):
             values = torch_internals.unwrapped(x)
@@ -84,10 +86,8 @@ class Watch:
 
     def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> Tensor | float | None:
         """Watch tensors by their L2 norms; the norm over all of them, None when there is none."""
-        if tensors and not torch_internals.modes_active():
-            rows = torch.empty((len(tensors), _MOMENTS.width), dtype=torch.int64, device="cpu")
-            if stats.summarize_at_hand(tensors, _MOMENTS, rows):
-                return self._norm_of(rows, places, when)
+        if tensors and torch_internals.all_plain(tensors):
+            return self._norm_on_host(tensors, places, when)
         host: list[tuple[Tensor, Place]] = []
         squares: list[Tensor] = []
         for x, place in zip(tensors, places, strict=True):
@@ -102,11 +102,7 @@ class Watch:
                 self._places.append((when, place))
                 self._sums.append(norm)
                 squares.append(norm.double().square())
-        total = None
-        if host:
-            rows = torch.empty((len(host), _MOMENTS.width), dtype=torch.int64, device="cpu")
-            stats.summarize_many([x for x, _ in host], _MOMENTS, rows)
-            total = self._norm_of(rows, [place for _, place in host], when)
+        total = self._norm_on_host([x for x, _ in host], [place for _, place in host], when) if host else None
         if not squares:
             return total
         on_device = torch.stack([square.to(squares[0].device) for square in squares]).sum()
@@ -175,7 +171,9 @@ class Watch:
                 self._sums.append(x.detach().sum(dtype=_wide_enough(x)))
             self._places.append((when, place))
 
-    def _norm_of(self, rows: Tensor, places: Sequence[Place], when: When) -> float:
+    def _norm_on_host(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> float:
+        rows = torch.empty((len(tensors), _MOMENTS.width), dtype=torch.int64, device="cpu")
+        stats.summarize_many(tensors, _MOMENTS, rows)
         columns: dict[str, Any] = stats.unpack(rows.numpy(), _MOMENTS)
         if any(columns[name].any() for name in _KINDS):
             for i, place in enumerate(places):

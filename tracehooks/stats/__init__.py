@@ -20,7 +20,7 @@ from tracehooks.stats.plain import plain
 
 __all__ = [
     "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "likeness", "measurable", "nonfinite",
-    "nonfinite_at_hand", "nonfinite_rows", "summarize", "summarize_at_hand", "summarize_many", "unpack",
+    "nonfinite_at_hand", "nonfinite_rows", "summarize", "summarize_many", "unpack",
 ]  # fmt: skip
 
 
@@ -95,12 +95,6 @@ def nonfinite(tensors: Sequence[Tensor]) -> int:
 def nonfinite_at_hand(tensors: Sequence[Tensor]) -> tuple[int, list[Tensor]]:
     """The same of those that the native kernel takes as they are, and the others, which nobody has looked at."""
     return cpu.nonfinite(tensors)
-
-
-def summarize_at_hand(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> bool:
-    """`summarize_many` where the native kernel takes all tensors as they are; whether it does. If not, rows of ``out`` may
-    be written, or not."""
-    return not cpu.summarize_many(tensors, spec, out)
 
 
 def fingerprints(x: Tensor) -> Tensor:
