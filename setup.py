@@ -1,4 +1,4 @@
-"""The one part of the build that pyproject.toml cannot say: the optional native kernel of tracehooks.stats."""
+"""The one part of the build that pyproject.toml cannot say: its optional native parts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ class PlainLibrary(build_ext):
         return list(ext.export_symbols)
 
 
-KERNEL = Extension(
-    "tracehooks.stats._cpu",
-    sources=["tracehooks/stats/cpu.cpp", "tracehooks/stats/door.cpp"],
-    depends=sorted(glob("tracehooks/stats/native/*.h")),
-    # Instruction sets are chosen at run time. Contraction would make their roundings differ.
-    extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-g0", "-w"],
-    extra_link_args=["-pthread"],
-    optional=True,
-)
+# Instruction sets are chosen at run time. Contraction would make their roundings differ.
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-g0", "-w"]
 
-setup(ext_modules=[KERNEL], cmdclass={"build_ext": PlainLibrary})
+
+def native(name: str, *sources: str) -> Extension:
+    """A native part of the package, which works without it."""
+    headers = sorted(glob("tracehooks/stats/native/*.h"))
+    return Extension(
+        name, list(sources), depends=headers, extra_compile_args=FLAGS, extra_link_args=["-pthread"], optional=True
+    )
+
+
+KERNEL = native("tracehooks.stats._cpu", "tracehooks/stats/cpu.cpp", "tracehooks/stats/door.cpp")
+LANE = native("tracehooks.capture._lane", "tracehooks/capture/lane.cpp")
+
+setup(ext_modules=[KERNEL, LANE], cmdclass={"build_ext": PlainLibrary})

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tracehooks import stats
+from tracehooks.capture import lane
 from tracehooks.capture.budget import MOST, Budget, rounded_up
 
 
@@ -103,7 +104,7 @@ def test_a_slow_recorder_is_paced_and_the_watch_goes_on(record, monkeypatch) -> 
         return slow(x, spec, out)
 
     monkeypatch.setattr(stats, "summarize", summarize)
-    monkeypatch.setattr(stats, "door", lambda: None)
+    monkeypatch.setattr(lane, "native", lambda: None)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 

@@ -7,34 +7,28 @@ import torch
 from torch import nn
 
 from tracehooks import stats
+from tracehooks.capture import lane
 from tracehooks.capture.measured import Measured
+from tracehooks.capture.packing import Packing
 from tracehooks.stats import cpu
 
 
-@pytest.fixture(params=["quick", "plain"])
-def readings(request, monkeypatch) -> list[torch.Tensor]:
-    """Every tensor that is measured one by one, by the native kernel's quick door or without it."""
-    found: list[torch.Tensor] = []
-    door, original = stats.door(), stats.summarize
+@pytest.fixture(params=["native", "plain"])
+def readings(request, monkeypatch) -> list[int]:
+    """How many tensors each flush had read, with and without the native lane."""
+    counts: list[int] = []
+    send = Packing.send
 
-    class Counted:
-        measure_many = staticmethod(getattr(door, "measure_many", None))
+    def counted(self, numbers, host, transfer):
+        counts.append(len(host))
+        return send(self, numbers, host, transfer)
 
-        @staticmethod
-        def once(x, known, row, number, flags, returned):
-            known_as = door.once(x, known, row, number, flags, returned)
-            found.extend([x] * (known_as == number))
-            return known_as
-
-    def summarize(x, spec, out=None):
-        found.append(x)
-        return original(x, spec, out)
-
-    if request.param == "quick" and door is None:
+    if request.param == "native" and lane.native() is None:
         pytest.skip("built without Python's headers, or an older torch")
-    monkeypatch.setattr(stats, "door", Counted if request.param == "quick" else lambda: None)
-    monkeypatch.setattr(stats, "summarize", summarize)
-    return found
+    if request.param == "plain":
+        monkeypatch.setattr(lane, "native", lambda: None)
+    monkeypatch.setattr(Packing, "send", counted)
+    return counts
 
 
 class Chain(nn.Module):
@@ -60,7 +54,7 @@ def test_views_identities_and_parents_cost_no_reading(record, readings) -> None:
         ("inner", "output", 0),
         ("", "output", 0),
     ]
-    assert len(readings) == 2
+    assert sum(readings) == 2
     hashes = recorded.rows(phase="forward").set_index("module")["hash"]
     assert hashes["flat"] == hashes["same"] == recorded.rows(phase="input")["hash"].item()
     assert hashes["inner.0"] == hashes["inner"] == hashes[""]
@@ -71,12 +65,12 @@ def test_what_was_changed_in_place_is_read_again(record, readings) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
     recorded = record(model, lambda trace: model(-torch.ones(4, 3)), record=("outputs",))
     rows = recorded.rows(phase="forward").set_index("module")
-    assert len(readings) == 3  # input, linear, ReLU; the root returns the ReLU's
+    assert sum(readings) == 3  # input, linear, ReLU; the root returns the ReLU's
     assert rows.loc["0", "min"] < 0
     assert rows.loc["1", "min"] >= 0
 
 
-def test_parameters_and_gradients_are_measured_in_one_call_each(record, readings, monkeypatch) -> None:
+def test_parameters_and_gradients_are_measured_in_one_call_each(record, monkeypatch) -> None:
     """Tied weights once; nothing of them one by one."""
     calls = []
     original = stats.summarize_many
@@ -86,17 +80,29 @@ def test_parameters_and_gradients_are_measured_in_one_call_each(record, readings
         return original(tensors, spec, out)
 
     monkeypatch.setattr(stats, "summarize_many", summarize_many)
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def work(trace):
-        model(torch.ones(4, 3)).sum().backward()
-        optimizer.step()
-
-    record(model, work, record=("parameters", "gradients", "updates"))
+    monkeypatch.setattr(lane, "native", lambda: None)
+    record(tied := Tied(), tied.work, record=("parameters", "gradients", "updates"))
     assert calls == [3, 3, 3]
-    assert len(readings) == 1  # the root's input
+
+
+def test_tied_parameters_are_read_once(record, readings) -> None:
+    """Three parameters, their gradients and updates, and the root's input."""
+    record(tied := Tied(), tied.work, record=("parameters", "gradients", "updates"))
+    assert sum(readings) == 10
+
+
+class Tied(nn.Sequential):
+    """Layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+        self[1].weight = self[0].weight
+
+    def work(self, trace) -> None:
+        """One step."""
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        self(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
 
 
 def test_the_same_memory_is_not_always_the_same_tensor() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tracehooks import stats
 from tracehooks.capture import transfer
 from tracehooks.capture.device_rows import BLOCK_ROWS, DeviceRows
+from tracehooks.capture.lane import lane
 from tracehooks.capture.packing import Packing
 from tracehooks.capture.transfer import Copy, Transfer
 from tracehooks.stats import Spec
@@ -102,14 +103,16 @@ def test_blocks_are_written_anew() -> None:
 
 def test_rows_of_host_and_device(device: Device) -> None:
     """Rows measured here and there, one by one and many at once, are found by their numbers, in any order."""
-    packing = Packing(Spec())
+    rows = lane(Spec())
+    packing = Packing(Spec(), rows)
     here = [torch.randn(n) for n in (3, 50, 7)]
     there = [torch.randn(n).as_subclass(Distant) for n in (4, 60, 9)]
     numbers = [packing.number_of(there[0], False), packing.number_of(here[0], False)]
     mixed = [here[1], there[1], there[2], here[2]]
     numbers += packing.measure_many(mixed)
     moving = Transfer()
-    matrix = packing.send([*reversed(numbers), numbers[0]], moving)
+    host = np.frombuffer(rows.drain()[-1], dtype=np.int64).reshape(-1, Spec().width)
+    matrix = packing.send(np.array([*reversed(numbers), numbers[0]]), host, moving)
     moving.start()
     packing.number_of(torch.zeros(5).as_subclass(Distant), False)
     moving.wait()

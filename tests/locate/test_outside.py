@@ -14,7 +14,7 @@ from torch import nn
 
 import tracehooks
 from tracehooks import stats
-from tracehooks.capture import watch
+from tracehooks.capture import lane, watch
 from tracehooks.surface import offline
 
 from .test_locator import recorded
@@ -169,7 +169,7 @@ def test_the_watch_reads_each_tensor_once_and_makes_no_rows(tmp_path, monkeypatc
     ours.nonfinite_at_hand = lambda tensors: looks.append(len(tensors)) or stats.nonfinite_at_hand(tensors)
     monkeypatch.setattr(watch, "stats", ours)
     monkeypatch.setattr(stats, "summarize", lambda *a, real=stats.summarize: measured.append(1) or real(*a))
-    monkeypatch.setattr(stats, "door", lambda: None)
+    monkeypatch.setattr(lane, "native", lambda: None)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with tracehooks.attach(model, tmp_path / "run", quiet=True, every=10):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tracehooks.capture.measured import Measured
 from tracehooks.stats import Spec, cpu
 
 from .measuring import EVERYTHING, FLOATING, INTEGRAL, of_kind
@@ -116,86 +114,3 @@ def test_the_watch_sees_the_same_with_and_without_it(without_door: Callable[[], 
 def test_rows_for_many_that_it_leaves() -> None:
     """Rows of another size leave all to the caller."""
     assert KERNEL.door.measure_many([torch.ones(5)], torch.zeros(13, dtype=torch.int64), 1, 1) is None
-
-
-class Notes:
-    """Rows, and what is known of tensors, as `once` is given them."""
-
-    def __init__(self) -> None:
-        self.rows, self.known, self.written = torch.full((9, Spec().width), -7), {}, 0
-
-    def number(self, x: Tensor, returned: bool = False) -> int:
-        row = self.rows[self.written]
-        number = KERNEL.door.once(x, self.known, row.data_ptr(), self.written, Spec().flags, returned)
-        self.written += number == self.written
-        return number
-
-
-def test_what_is_the_same_is_measured_once() -> None:
-    """A tensor, its whole view and what shares its memory in order have one row; what differs has its own."""
-    notes, x = Notes(), torch.randn(4, 6)
-    assert [notes.number(y) for y in (x, x, x.view(24), x.detach())] == [0, 0, 0, 0]
-    assert [notes.number(y) for y in (x[:2], x.clone())] == [1, 2]
-    assert torch.equal(notes.rows[0], cpu.summarize(x, Spec()))
-    assert torch.equal(notes.rows[1], cpu.summarize(x[:2], Spec()))
-    assert notes.number(x.view(torch.int32)) == 3
-    assert (notes.rows[4:] == -7).all()
-
-
-def test_a_change_in_place_is_measured_anew() -> None:
-    """By whichever view it was made."""
-    notes, x = Notes(), torch.zeros(4, 6)
-    assert notes.number(x) == 0
-    x[1:].add_(1)
-    assert notes.number(x) == 1
-    assert notes.number(x.view(-1)) == 1
-    assert torch.equal(notes.rows[1], cpu.summarize(x, Spec()))
-
-
-def test_memory_that_went_to_another_tensor_is_not_known() -> None:
-    """The tensor that was measured is gone; its address says nothing any more."""
-    notes, x = Notes(), torch.zeros(4)
-    notes.number(x)
-    [(address, (_, *rest))] = notes.known.items()
-    gone = weakref.ref(torch.zeros(4))
-    notes.known[address] = gone, *rest
-    assert notes.number(x.view(2, 2)) == 1
-
-
-def test_what_a_module_returned_stays_so() -> None:
-    """It is noted when it is seen returned, also where it was measured before; another look does not take it back."""
-    notes, x = Notes(), torch.zeros(4)
-    for returned, noted in ((False, False), (True, True), (False, True)):
-        assert notes.number(x, returned) == 0
-        assert [known[-1] for known in notes.known.values()] == [noted]
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_what_once_leaves() -> None:
-    """Tensors of other kinds get a negative number, and nothing is written or noted."""
-    notes = Notes()
-    x = torch.randn(6, 6)
-    for left in (x.t(), torch._neg_view(x), x.to_sparse(), x.to("meta"), x.to(torch.complex64), torch.zeros(1 << 17)):
-        assert notes.number(left) == -1
-    assert not notes.known
-    assert (notes.rows == -7).all()
-
-
-def test_tensors_of_inference_mode_and_without_elements_are_measured_each_time() -> None:
-    """Their changes are not counted, or they have no address."""
-    notes = Notes()
-    with torch.inference_mode():
-        x = torch.ones(3)
-    assert [notes.number(x), notes.number(x), notes.number(torch.ones(0)), notes.number(torch.ones(0))] == [0, 1, 2, 3]
-    assert not notes.known
-
-
-def test_once_takes_what_measured_notes_and_the_other_way_round() -> None:
-    """The recorder's own notes are of the same make."""
-    notes, ours, x = Notes(), Measured(), torch.zeros(4)
-    ours.known = notes.known
-    notes.number(x)
-    assert ours.find(x.view(2, 2)) == (0, False)
-    y = torch.zeros(5)
-    ours.add(y, 17, True)
-    assert notes.number(y.view(1, 5)) == 17

@@ -8,13 +8,16 @@ where tracehooks is not installed.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
+from tracehooks.capture.lane import KEY, seat
 from tracehooks.capture.places import Place, Site
 
 if TYPE_CHECKING:
@@ -44,17 +47,19 @@ class Hook:
 class OutputHook(Hook):
     """Forward hook of one module: its outputs, and the gradients that will reach them."""
 
-    __slots__ = ("path", "sites", "type")
+    __slots__ = ("path", "seat", "sites", "type")
 
     def __init__(self, session: Session, path: str, module: nn.Module) -> None:
         super().__init__(session)
         self.path, self.type = path, type(module).__name__
         self.sites: dict[tuple[str, int, int, bool], tuple[Site, GradientHook]] = {}
+        self.seat = seat(session.recorder.lane, self, path)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        session = self.session
-        if session.live and not torch.compiler.is_compiling():
-            session.module_returned((self, args), output)
+        if is_dynamo_compiling() or self.seat.take(output):
+            return
+        if self.session.live and not torch.compiler.is_compiling():
+            self.session.module_returned((self, args), output)
 
     def site(self, slot: str, call: int, micro: int, recompute: bool) -> tuple[Site, GradientHook]:
         """Where a tensor of this module is seen, and the hook for its gradient: made once."""
@@ -141,15 +146,17 @@ class GradientHook(Hook):
     """Tensor hook for d loss / d tensor of one site. It holds the site, never the tensor."""
 
     __torch_unserializable__ = True  # torch.save drops it without a warning
-    __slots__ = ("site",)
+    __slots__ = ("lane", "site")
 
     def __init__(self, session: Session, site: Site) -> None:
         super().__init__(session)
-        self.site = site
+        self.lane, self.site = session.recorder.lane, site
 
     def __call__(self, gradient: Tensor | None) -> None:
         # None comes where a custom function sends nothing back
-        if gradient is not None and not torch.compiler.is_compiling():
+        if is_dynamo_compiling() or gradient is None or self.lane.arrived(self.site, gradient):
+            return
+        if not torch.compiler.is_compiling():
             self.session.gradient_arrived(self.site, gradient)
 
 
@@ -174,6 +181,8 @@ class TensorHooks:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
+        self.tables: list[weakref.ref[dict[int, GradientHook]]] = []
+        """Tables of hooks that the fast lane gave to tensors: ours has the key `KEY` there."""
         self._leaves: dict[tuple[int, object], RemovableHandle] = {}
         self._sweep_at = 1024
 
@@ -189,9 +198,13 @@ class TensorHooks:
             self._leaves[key] = handle
         else:
             self._handles.append(handle)
-        if len(self._handles) > self._sweep_at:  # passes without backward: their tensors are gone
+
+    def sweep(self) -> None:
+        """Let go of the tensors of passes that had no backward, and are gone."""
+        if len(self._handles) + len(self.tables) > self._sweep_at:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._sweep_at = max(1024, 2 * len(self._handles))
+            self.tables[:] = [table for table in self.tables if table() is not None]
+            self._sweep_at = max(1024, 2 * (len(self._handles) + len(self.tables)))
 
     def forget(self) -> None:
         """Backward is over. Other tensors take their hooks with them; hooks on leaves would fire in every later pass."""
@@ -199,13 +212,15 @@ class TensorHooks:
             handle.remove()
         self._leaves.clear()
         self._handles.clear()
+        self.tables.clear()
 
     def remove(self) -> None:
         """Take every hook off."""
-        for handle in [*self._handles, *self._leaves.values()]:
+        for handle in self._handles:
             handle.remove()
-        self._leaves.clear()
-        self._handles.clear()
+        for table in [table for ref in self.tables if (table := ref()) is not None]:
+            del table[KEY]
+        self.forget()
 
 
 def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

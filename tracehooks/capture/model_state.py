@@ -182,6 +182,8 @@ class ModelState:
 
     def _sites(self, phase: str, group: list[Held]) -> list[Site]:
         """Where the tensors of a group are seen: made once, as long as the group is the same."""
+        if not group:
+            return []
         ids = list(map(id, group))
         known = self._known_groups.get(phase)
         if known is None or known[0] != ids:

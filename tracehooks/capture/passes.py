@@ -10,7 +10,8 @@ class Passes:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._calls: dict[tuple[str, bool], int] = {}
+        self.calls: dict[tuple[str, bool], int] = {}
+        """How often each module was called in this pass, by path, and whether in recomputation."""
         self._opener: tuple[str, bool] | None = None
         """The module that opened a pass without the root, and whether with gradients."""
         self._root_called: set[bool] = set()
@@ -31,7 +32,7 @@ class Passes:
 
     def begin(self, training: bool, opener: str | None = None) -> None:
         """A pass begins: the root's, or one that another module opens."""
-        self._calls.clear()
+        self.calls.clear()
         self._opener = None if opener is None else (opener, training)
         if opener is None:
             self._root_called.add(training)
@@ -49,10 +50,10 @@ class Passes:
 
     def next_call(self, path: str, recompute: bool) -> int:
         """Number of this call of a module in the pass, from 0, counted."""
-        call = self._calls.get((path, recompute), 0)
-        self._calls[path, recompute] = call + 1
+        call = self.calls.get((path, recompute), 0)
+        self.calls[path, recompute] = call + 1
         return call
 
     def coming_call(self, path: str) -> int:
         """Number that a call that has begun will have."""
-        return self._calls.get((path, False), 0)
+        return self.calls.get((path, False), 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tracehooks.capture import torch_internals
+from tracehooks.capture.lane import SITE
 
 FEW_PASSES, FEW_CALLS = 32, 512
 """What is remembered of a place is kept for so many passes of a step and calls of a pass."""
@@ -44,15 +45,19 @@ class Head:
     """Whether the forward pass under way computes gradients: not written."""
 
 
-class Site:
+class Site(SITE):  # type: ignore[misc]
     """A place, and the head that its last row had: the next one has the same, as a rule."""
 
-    __slots__ = ("device", "dtype", "last", "place", "returned")
+    __slots__ = ("device", "dtype", "last")
+    place: Place
+    returned: bool
+    """Whether a module returns what is seen here."""
+
+    def __new__(cls, place: Place) -> Site:
+        """The site of what is seen at a place."""
+        return super().__new__(cls, place, place.phase == "forward")  # type: ignore[no-any-return]
 
     def __init__(self, place: Place) -> None:
-        self.place = place
-        self.returned = place.phase == "forward"
-        """Whether a module returns what is seen here."""
         self.last: Head | None = None
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None

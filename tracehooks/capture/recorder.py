@@ -6,7 +6,6 @@ and turns everything since the last flush into batches.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import time
@@ -14,14 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
+from tracehooks.capture.lane import lane
 from tracehooks.capture.packing import Packing
-from tracehooks.capture.places import Head, Site, heads
-from tracehooks.capture.rows import Heads, Resolved, Rows
+from tracehooks.capture.places import Site, heads
+from tracehooks.capture.rows import Resolved, Sequences
 from tracehooks.capture.transfer import Transfer
 from tracehooks.capture.watch import Seen, Watch
 from tracehooks.stats.masks import summarize_mask
@@ -85,46 +86,54 @@ class Recorder:
 
     def __init__(self, spec: stats.Spec) -> None:
         self.spec = spec
-        self.step = 0
+        self.lane = lane(spec)
         self.only_watching = False
         """This step records no tensors: they are watched for non-finite values."""
         self.watch = Watch()
         self.readers: list[Callable[[Drained], None]] = []
         """Told of every flush; what they record goes out with the next."""
-        self.training = True
-        """Whether the forward pass under way computes gradients: kept with each row, not written."""
-        self._seq = itertools.count()
-        self._rows = Rows()
-        self._packing = Packing(spec)
+        self._packing = Packing(spec, self.lane)
         self._scalars: list[Number] = []
         self._masks: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
         self._likened: Counter[tuple[str, str]] = Counter()
         self._events: list[tuple[Any, ...]] = []
-        self._sequences: dict[tuple[Head, ...], Heads] = {}
+        self._sequences = Sequences()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.lane)
+
+    @property
+    def step(self) -> int:
+        """The step under way."""
+        return self.lane.step
+
+    @property
+    def training(self) -> bool:
+        """Whether the forward pass under way computes gradients: kept with each row, not written."""
+        return self.lane.training
 
     @property
     def full(self) -> bool:
         """Whether what is kept should go to the sink."""
-        return len(self._rows) > FULL
+        return len(self.lane) > FULL
 
     def begin_step(self, step: int) -> None:
         """Number what follows as a new step."""
-        self.step = step
-        self._seq = itertools.count()
+        self.lane.begin(step)
+        self.lane.threads = torch.get_num_threads()
 
     def tensor(self, x: Tensor, site: Site) -> None:
         """Measure a tensor."""
         if self.only_watching:
-            self.watch.tensor(x, site.place, (self.step, next(self._seq), self.training))
+            self.watch.tensor(x, site.place, (self.step, self.lane.next(), self.training))
             return
         values = torch_internals.unwrapped(x)
-        number = None if values is None else self._packing.number_of(values, site.returned)
-        if values is not None and number is not None:
-            self._rows.add(site.head(values, self.training), self.step, next(self._seq), number)
+        if values is None or self.lane.take(values, site):
+            return
+        number = self._packing.number_of(values, site.returned)
+        if number is not None:
+            self.lane.add(site.head(values, self.training), number)
 
     def tensors(self, tensors: Sequence[Tensor], sites: Sequence[Site], shown: Sequence[Tensor] | None = None) -> None:
         """Measure many tensors in one call. ``shown``: tensors whose dtype and shape the rows say instead of theirs, for
@@ -133,9 +142,12 @@ class Recorder:
             return
         if self.only_watching:
             places = [site.place for site in sites]
-            self.watch.tensors(tensors, places, (self.step, next(self._seq), self.training))
+            self.watch.tensors(tensors, places, (self.step, self.lane.next(), self.training))
             return
-        shown = tensors if shown is None else [torch_internals.local(x) for x in shown]
+        shown = tensors if shown is None else shown
+        if self.lane.take_many(list(tensors), list(sites), list(shown)):
+            return
+        shown = [torch_internals.local(x) for x in shown]
         if not (
             torch_internals.all_plain(tensors) and all(map(stats.measurable, {x.dtype: x for x in tensors}.values()))
         ):
@@ -150,17 +162,23 @@ class Recorder:
                 [like for _, _, like in kept],
             )
         numbers = self._packing.measure_many(tensors)
-        self._rows.extend(heads(sites, shown, self.training), self.step, self._seq, numbers)
+        for head, number in zip(heads(sites, shown, self.training), numbers, strict=True):
+            self.lane.add(head, number)
 
     def watch_gradients(self, gradients: Sequence[Tensor], sites: Sequence[Site]) -> None:
         """Watch parameter gradients all at once; their norm is the scalar grad_norm."""
         places = [site.place for site in sites]
-        norm = self.watch.norms(gradients, places, (self.step, next(self._seq), self.training))
+        norm = self.watch.norms(gradients, places, (self.step, self.lane.next(), self.training))
         if norm is not None:
             self.scalar("grad_norm", norm)
 
-    def begin_pass(self) -> None:
-        """A forward pass begins: what was measured before may have changed unseen."""
+    def begin_pass(self, training: bool, micro: int) -> None:
+        """A forward pass begins, this one of the step: what was measured before may have changed unseen.
+
+        Args:
+            training: it computes gradients.
+        """
+        self.lane.training, self.lane.micro, self.lane.reached = training, micro, False
         self._packing.forget()
 
     def returned(self, x: Tensor) -> bool:
@@ -175,7 +193,7 @@ class Recorder:
             if held is None:  # a fake tensor has no value
                 return
             value = held.detach().clone()
-        when = self.step if step is None else step, micro, time.time_ns(), next(self._seq)
+        when = self.step if step is None else step, micro, time.time_ns(), self.lane.next()
         self._scalars.append(Number(*when, name, value))
 
     def mask(self, x: Tensor, module: str, slot: str, micro: int, convention: str | None) -> None:
@@ -185,7 +203,7 @@ class Recorder:
             return
         packed = summarize_mask(values, convention)
         self._masks.append(
-            (self.step, micro, time.time_ns(), next(self._seq), module, slot, tuple(values.shape), packed)
+            (self.step, micro, time.time_ns(), self.lane.next(), module, slot, tuple(values.shape), packed)
         )
 
     def samples(
@@ -222,12 +240,12 @@ class Recorder:
         """Something that happened once."""
         step = self.step if step is None else step
         text = json.dumps(details or {}, default=str)
-        self._events.append((step, micro, time.time_ns(), next(self._seq), kind, severity, module, slot, message, text))
+        self._events.append((step, micro, time.time_ns(), self.lane.next(), kind, severity, module, slot, message, text))
 
     @property
     def holds_anything(self) -> bool:
         """Whether there is anything to send."""
-        return bool(len(self._rows) or self._scalars or self._masks or self._samples or self._events)
+        return bool(len(self.lane) or self._scalars or self._masks or self._samples or self._events)
 
     @property
     def nothing_to_judge(self) -> bool:
@@ -242,8 +260,9 @@ class Recorder:
     def send(self) -> Sent:
         """Take everything out and forget it. It is on its way to the host; nothing waits for it here."""
         transfer = Transfer()
-        waiting, self._rows = self._rows, Rows()
-        matrix = self._packing.send(waiting.packed, transfer)
+        heads, *columns = self.lane.drain()
+        steps, times, sequence, numbers, packed = (np.frombuffer(column, dtype=np.int64) for column in columns)
+        matrix = self._packing.send(numbers, packed.reshape(-1, self.spec.width), transfer)
         scalars = [(one, transfer.add(x) if isinstance(x := one.value, Tensor) else x) for one in self._scalars]
         masks = [(*head, transfer.add(packed)) for *head, packed in self._masks]
         samples = [(*head, transfer.add(hashes), ids) for *head, hashes, ids in self._samples]
@@ -251,11 +270,12 @@ class Recorder:
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
 
         def drained() -> Drained:
-            rows = waiting.resolved(stats.unpack(matrix(), self.spec), self._sequences)
-            numbers = [(one, float(value() if callable(value) else value)) for one, value in scalars]
+            measured = stats.unpack(matrix(), self.spec)
+            rows = Resolved(self._sequences.of(heads), steps, times, sequence, measured)
+            values = [(one, float(value() if callable(value) else value)) for one, value in scalars]
             found = Drained(
                 rows,
-                numbers,
+                values,
                 [(*head, packed()) for *head, packed in masks],
                 [(*head, hashes(), ids) for *head, hashes, ids in samples],
                 events,

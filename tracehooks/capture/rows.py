@@ -1,12 +1,10 @@
-"""Rows of the tensors table between two flushes, as columns: what a row adds must be cheap, and nothing that the garbage
-collector would have to look at.
+"""Rows of the tensors table that one flush takes out, as columns. Steps are alike: what follows from the heads of their rows
+is found out once.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +19,24 @@ Array = NDArray[Any]
 
 MAX_SEQUENCES = 16
 """Sequences of heads that are remembered at most: training steps, evaluation passes, micro-batches."""
+
+
+class Sequences:
+    """The heads of earlier flushes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Head, ...], Heads] = {}
+
+    def of(self, heads: tuple[Head, ...]) -> Heads:
+        """These heads: the same object for the same ones."""
+        known = self._known.get(heads)
+        if known is None:
+            known = Heads(heads)
+            if known.recur:
+                if len(self._known) >= MAX_SEQUENCES:
+                    self._known.clear()
+                self._known[heads] = known
+        return known
 
 
 class Heads:
@@ -75,51 +91,6 @@ class Heads:
             "shape": values([head.shape for head in self._distinct]),
             "micro": numbers([place.micro for place in places], np.int32),
         }
-
-
-class Rows:
-    """Rows whose numbers are still packed, where `Packing` holds them under a number."""
-
-    def __init__(self) -> None:
-        self._heads: list[Head] = []
-        self._steps: list[int] = []
-        self._times: list[int] = []
-        self._seqs: list[int] = []
-        self.packed: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._heads)
-
-    def add(self, head: Head, step: int, seq: int, packed: int) -> None:
-        """One more row, now."""
-        self._heads.append(head)
-        self._steps.append(step)
-        self._times.append(time.time_ns())
-        self._seqs.append(seq)
-        self.packed.append(packed)
-
-    def extend(self, heads: list[Head], step: int, seqs: Iterator[int], packed: list[int]) -> None:
-        """More rows, now, numbered as they come."""
-        count = len(heads)
-        self._heads += heads
-        self._steps += [step] * count
-        self._times += [time.time_ns()] * count
-        self._seqs += itertools.islice(seqs, count)
-        self.packed += packed
-
-    def resolved(self, columns: dict[str, Any], sequences: dict[tuple[Head, ...], Heads]) -> Resolved:
-        """The rows with their numbers: one array a statistic, in order. Steps are alike: ``sequences`` are the heads of
-        earlier flushes."""
-        key = tuple(self._heads)
-        heads = sequences.get(key)
-        if heads is None:
-            heads = Heads(key)
-            if heads.recur:
-                if len(sequences) >= MAX_SEQUENCES:
-                    sequences.clear()
-                sequences[key] = heads
-        steps, times, seqs = (np.array(values, dtype=np.int64) for values in (self._steps, self._times, self._seqs))
-        return Resolved(heads, steps, times, seqs, columns)
 
 
 @dataclass(frozen=True)

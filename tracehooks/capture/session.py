@@ -17,6 +17,7 @@ from tracehooks.capture.clock import Clock, scalars_of
 from tracehooks.capture.edge import edge, outer_edge, swift_edge
 from tracehooks.capture.hooks import BackwardSeen, OutputHook, TensorHooks
 from tracehooks.capture.inputs import Inputs
+from tracehooks.capture.lane import CLOSED, KEY, RECORDING, WATCHING
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.losses import Losses
 from tracehooks.capture.model_state import ModelState
@@ -70,6 +71,10 @@ class Session:
         self._stepping: list[Optimizer] = []
         self.paused = self._scaler_stepped = self.live = self.recording = False
         """live, recording: whether this step is watched for non-finite values, whether its tensors are recorded."""
+        self.lane = self.recorder.lane
+        self.lane.outputs, self.lane.gradients = self._wants_outputs, self._wants_gradients
+        calls, tables = self.passes.calls, self.tensor_hooks.tables
+        self.lane.serve(calls, tables, self.lock, self.outbox.failed, self.tensor_hooks.add, KEY)
 
     # ---- life
 
@@ -95,6 +100,7 @@ class Session:
         self.closed = self.silent = True
         self._locator.close()
         self.live = self.recording = False
+        self._open_lane()
         SWITCHBOARD.disconnect(self)
         self.wiring.disconnect()
         self.tensor_hooks.remove()
@@ -127,12 +133,14 @@ class Session:
             self._batch += self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
             self.state.inspection.pass_begins(arguments)
         self._locator.pass_begins(args, kwargs, self.steps.micro)
+        self._open_lane()
 
     @edge
     def pass_ends(self, output: Any) -> None:
         """The root returned, or raised (then ``output`` is None)."""
         if torch_internals.not_a_pass() or not self.passes.leave():
             return
+        self._open_lane()
         self.clock.end("forward" if self.recorder.training else "evaluation")
         if self.recorder.training:
             self._await_backward(output)
@@ -192,8 +200,8 @@ class Session:
             self._begin_step()
         if training:
             self.clock.start()
-        self.recorder.training = training
-        self.recorder.begin_pass()
+        self.recorder.begin_pass(training, self.steps.micro)
+        self.tensor_hooks.sweep()
         self.passes.begin(training, opener)
         if self.recording and self.state.outdated():
             self._rewire()
@@ -231,6 +239,7 @@ class Session:
         self._backward_depth += 1
         if self._backward_depth == 1:
             self.clock.begin("backward")
+            self.lane.reached = False
             self.losses.backward_begins(tensors)
             self._locator.backward_begins(tensors)
             self.state.inspection.backward_begins(tensors)
@@ -260,7 +269,7 @@ class Session:
         self.losses.scaled(outputs, scaled)
 
     def _backward_reached(self) -> None:
-        self.losses.reached = True
+        self.losses.reached = self.lane.reached = True
         self.steps.backward_seen()
 
     def _await_backward(self, output: Any) -> None:
@@ -398,9 +407,18 @@ class Session:
         self.live = not (self.paused or self.outbox.stopped or self.closed)
         self.recording = self.live and self._chosen
         self.recorder.only_watching = not self.recording
+        self._open_lane()
+
+    def _open_lane(self) -> None:
+        """Hooks take the fast lane where there is nothing beside their tensors to look at."""
+        usual = self.live and not self.silent and self.passes.depth and not self.state.inspection.looking
+        self.lane.mode = CLOSED if not usual else RECORDING if self.recording else WATCHING
+        self.lane.recording = self.recording and not self.silent
 
     def _end_of_step(self, step: int | None = None) -> None:
         step = self.steps.step if step is None else step
+        self.clock.recording += self.lane.spent * 1e-9
+        self.lane.spent = 0
         spent = self.clock.lap()
         if not spent:
             return
@@ -436,14 +454,18 @@ class Session:
 
     def _locate(self, seen: FirstNonFinite, outputs: dict[tuple[int, str], bool]) -> FirstNonFinite | None:
         """Ask the locator, whose replay our own hooks must not record."""
-        self.silent = True
+        self._be_silent(True)
         try:
             return self._locator.locate(seen.step, seen, outputs)
         except Exception as error:  # code that cannot be looked at again: what was seen stands
             self.outbox.failed("locating the first non-finite value", error)
             return seen
         finally:
-            self.silent = False
+            self._be_silent(False)
+
+    def _be_silent(self, silent: bool) -> None:
+        self.silent = silent
+        self._open_lane()
 
     def took(self, seconds: float) -> None:
         """Count time that the recording took inside training steps."""

@@ -47,6 +47,10 @@ _has_side_effect = _lookup(torch, "fx.node.has_side_effect")
 _disable_function = _lookup(torch, "_C.DisableTorchFunction", contextlib.nullcontext)
 
 
+LANE_NAMES = "_version", "_backward_hooks", "_register_hook_dict", "grad_fn", "requires_grad"
+"""Attributes of a tensor, and of the autograd node that made it, by which lane.cpp does what Tensor.register_hook does."""
+
+
 graph_task_id: Callable[[], int] = _graph_task_id
 """Number of the backward pass that this thread is in; -1 outside of one."""
 
@@ -326,3 +330,14 @@ def still_scaled(scaler: object, optimizer: object) -> bool | None:
 def fused_scaling(optimizer: object) -> tuple[Tensor | None, Tensor | None]:
     """(grad_scale, found_inf) that a GradScaler leaves on an optimizer that unscales by itself; None each otherwise."""
     return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+
+
+LANE_QUESTIONS = (
+    (_dispatch_modes, 0),
+    (_function_modes, 0),
+    (_peek_interpreter, None),
+    (_capturing if _MAY_CAPTURE else None, False),
+    (_graph_task_id, -1),
+    (_tracing_state, None),
+)
+"""What lane.cpp asks before it takes a tensor, in its order, and the answers that let it."""

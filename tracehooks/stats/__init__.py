@@ -19,7 +19,7 @@ from tracehooks.stats.likeness import likeness
 from tracehooks.stats.plain import plain
 
 __all__ = [
-    "NAN", "NEGINF", "POSINF", "Spec", "door", "fingerprints", "kernel_name", "likeness", "measurable", "nonfinite",
+    "NAN", "NEGINF", "POSINF", "Spec", "entries", "fingerprints", "kernel_name", "likeness", "measurable", "nonfinite",
     "nonfinite_at_hand", "nonfinite_rows", "summarize", "summarize_many", "unpack",
 ]  # fmt: skip
 
@@ -109,10 +109,11 @@ def fingerprints(x: Tensor) -> Tensor:
         return reference.hash_rows(rows) if native is None else native
 
 
-def door() -> cpu.Door | None:
-    """The quick way to the native kernel for those who measure small tensors one by one, where there is one."""
+def entries() -> tuple[int, int, int] | None:
+    """Addresses of the native kernel's functions for one tensor, for many, and for what is not finite, where it is there.
+    All take their arguments as one record of numbers, as cpu.cpp says."""
     kernel = cpu.library()
-    return None if kernel is None else kernel.door
+    return None if kernel is None else kernel.addresses
 
 
 def kernel_name(device: torch.device | str) -> str:

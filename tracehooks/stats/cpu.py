@@ -68,11 +68,6 @@ class Door(Protocol):
     def measure(self, x: Tensor, out: Tensor, flags: int) -> bool:
         """Writes the row of a small tensor; whether it could."""
 
-    def once(self, x: Tensor, known: dict[int, Any], row: int, number: int, flags: int, returned: bool) -> int:
-        """The number of a small tensor's row: an earlier one of the same content, by what is known of tensors at their
-        addresses, or ``number``, after writing the row at this address and adding the tensor to what is known. Negative
-        for tensors that it does not take."""
-
     def measure_many(self, tensors: list[Tensor], out: Tensor, flags: int, threads: int) -> list[int] | None:
         """Writes each tensor's row; the indices of those that it could not, None for all."""
 
@@ -97,6 +92,8 @@ class Library:
     hash_rows: Entry
     levels: tuple[str, ...]
     """Names of the instruction sets that this processor has, from the most portable to the widest."""
+    addresses: tuple[int, int, int]
+    """Of ``summarize``, ``summarize_many`` and ``nonfinite``."""
     door: Door | None
     """The quick way in, where the library has it."""
 
@@ -142,6 +139,7 @@ def load(folder: Path) -> Library:
         held.tracehooks_nonfinite,
         free.tracehooks_hash_rows,
         levels,
+        (_address(free.tracehooks_summarize), _address(free.tracehooks_summarize_many), _address(free.tracehooks_nonfinite)),
         _door(path),
     )
 
@@ -158,6 +156,10 @@ def _team() -> ctypes.c_void_p:
             except (OSError, AttributeError):
                 continue
     return ctypes.c_void_p()
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _door(path: Path) -> Door | None:
