@@ -26,19 +26,21 @@ int main() {
                     size_t width = 12 + (flags & 2 ? 16 : 0) + (flags & 4 ? 64 : 0);
                     auto *row = static_cast<int64_t *>(std::malloc(8 * width));
                     int64_t options = dtype | flags << 8 | (level + 1) << 16 | int64_t{2} << 32;
-                    int64_t request[4] = {reinterpret_cast<int64_t>(data), n, options, reinterpret_cast<int64_t>(row)};
+                    int64_t request[5] = {reinterpret_cast<int64_t>(data), n, options, reinterpret_cast<int64_t>(row), 0};
                     if (tracehooks_summarize(request) != (!data && n ? 1 : 0)) return 1;
                     auto *rows = static_cast<int64_t *>(std::malloc(8 * 3 * width));
                     auto *requests = static_cast<int64_t *>(std::malloc(3 * sizeof(request)));
                     for (int i = 0; i < 3; ++i) {  // two that share the threads, one that has them to itself
                         request[2] = i == 1 ? options : options & 0xFFFFFFFF;
                         request[3] = reinterpret_cast<int64_t>(rows + i * width);
-                        std::memcpy(requests + 4 * i, request, sizeof(request));
+                        std::memcpy(requests + 5 * i, request, sizeof(request));
                     }
                     int64_t many[3] = {reinterpret_cast<int64_t>(requests), 3, 2};
                     if (tracehooks_summarize_many(many) != (!data && n ? 1 : 0)) return 1;
                     for (int i = 0; i < 3; ++i)
                         if (std::memcmp(row, rows + i * width, 8 * width)) return 1;
+                    request[4] = request[0];  // a change of nothing
+                    if (tracehooks_summarize(request) != ((!data && n) || dtype > 3 ? 1 : 0)) return 1;
                     std::free(row), std::free(rows), std::free(requests), ++calls;
                 }
                 auto *hash = static_cast<int64_t *>(std::malloc(8));

@@ -39,7 +39,7 @@ int main() {
                     put(data.data() + static_cast<size_t>(i) * sizes[dtype], dtype, sizes[dtype], Kind(kind), i);
                 for (int64_t level = 0; level <= tracehooks_level(); ++level) {
                     int64_t row[92], options = dtype | 7 << 8 | (level + 1) << 16;
-                    int64_t request[4] = {reinterpret_cast<int64_t>(data.data()), n, options,
+                    int64_t request[5] = {reinterpret_cast<int64_t>(data.data()), n, options,
                                           reinterpret_cast<int64_t>(row)};
                     if (tracehooks_summarize(request)) return 1;
                     uint64_t digest = 0;

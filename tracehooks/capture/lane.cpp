@@ -75,9 +75,18 @@ struct Measured {
     bool returned;
 };
 
+// A tensor whose values were kept, to tell their change.
+struct Kept {
+    char *data;
+    int64_t elements, bytes;
+    int dtype;
+};
+
 struct Rows {
     std::vector<int64_t> steps, times, sequence, numbers, packed;
     std::unordered_map<char *, Measured> measured;
+    std::vector<Kept> kept;
+    std::vector<char> before;  // the values of all that is kept, one tensor after the other
 };
 
 struct Lane {
@@ -229,7 +238,7 @@ int64_t number_of(Lane *lane, PyObject *tensor, const DLTensor &x, int64_t eleme
         rows.packed.resize(rows.packed.size() + static_cast<size_t>(lane->width));
         row = rows.packed.data() + number * lane->width;
     }
-    Request request{data, elements, options_of(lane, dtype, bytes), row};
+    Request request{data, elements, options_of(lane, dtype, bytes), row, nullptr};
     if (called(summarize, &request, bytes)) {
         PyErr_NoMemory();
         return -1;
@@ -442,7 +451,7 @@ int watch_output(Seat *seat, PyObject *output) {
         if (!before) return -1;
         if (before.get() != output || version < 0 || version != lane->looked_version) {
             int64_t bytes = elements * (x.bits / 8);
-            Request request{x.data + x.byte_offset, elements, options_of(lane, dtype, bytes), nullptr};
+            Request request{x.data + x.byte_offset, elements, options_of(lane, dtype, bytes), nullptr, nullptr};
             ManyRequest all{&request, 1, 1};
             if (called(nonfinite, &all, bytes)) return 0;
             exchange_for(lane->looked, PyWeakref_NewRef(output, nullptr));
@@ -544,6 +553,44 @@ PyObject *lane_take(Lane *self, PyObject *const *arguments, Py_ssize_t count) {
     return done < 0 ? nullptr : PyBool_FromLong(done);
 }
 
+// Many tensors, measured in one call of the kernel.
+struct Asked {
+    std::vector<Request> requests;
+    int64_t bytes = 0;
+    Held heads{PyList_New(0)};
+
+    // One more; whether all went well. Its row says dtype and shape of `shown`, which looks like `like`.
+    bool add(Lane *lane, const DLTensor &x, int64_t elements, int64_t dtype, const void *before, PyObject *shown,
+             const DLTensor &like, int64_t as, PyObject *site) {
+        if (!PyObject_TypeCheck(site, site_type)) {
+            PyErr_Format(PyExc_TypeError, "%R is no site", site);
+            return false;
+        }
+        Held head(head_of(reinterpret_cast<Site *>(site), shown, like, static_cast<int>(as), lane->training));
+        int64_t size = elements * (x.bits / 8);
+        bytes += size;
+        requests.push_back({x.data + x.byte_offset, elements, options_of(lane, dtype, size), nullptr, before});
+        return head && !PyList_Append(heads.get(), head.get());
+    }
+
+    // Measures them and adds their rows: True.
+    PyObject *answered(Lane *lane) {
+        int64_t width = lane->width, length = static_cast<int64_t>(requests.size());
+        std::vector<int64_t> packed(static_cast<size_t>(length * width));
+        for (int64_t i = 0; i < length; ++i) requests[static_cast<size_t>(i)].out = packed.data() + i * width;
+        ManyRequest all{requests.data(), length, bytes >= PARALLEL ? lane->threads : 1};
+        if (called(summarize_many, &all, bytes)) return PyErr_NoMemory();
+        std::vector<int64_t> &rows = lane->rows->packed;
+        int64_t number = static_cast<int64_t>(rows.size()) / width;
+        rows.insert(rows.end(), packed.begin(), packed.end());
+        for (int64_t i = 0; i < length; ++i) {
+            note_finite(lane, packed.data() + i * width);
+            if (!add_row(lane, PyList_GetItem(heads.get(), static_cast<Py_ssize_t>(i)), number + i)) return nullptr;
+        }
+        Py_RETURN_TRUE;
+    }
+};
+
 // take_many(tensors, sites, shown): all of them in one call of the kernel, or False where nothing was done.
 PyObject *lane_take_many(Lane *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 3 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]) || !PyList_Check(arguments[2]))
@@ -553,36 +600,74 @@ PyObject *lane_take_many(Lane *self, PyObject *const *arguments, Py_ssize_t coun
         return PyErr_Format(PyExc_ValueError, "take_many: lists of different lengths");
     int quiet = usual(CAPTURING + 1);
     if (quiet <= 0) return quiet ? nullptr : Py_NewRef(Py_False);
-    std::vector<Request> requests;
-    Held heads(PyList_New(0));
-    if (!heads) return nullptr;
-    int64_t bytes = 0;
+    Asked asked;
+    if (!asked.heads) return nullptr;
     for (Py_ssize_t i = 0; i < length; ++i) {
         PyObject *tensor = PyList_GetItem(arguments[0], i), *site = PyList_GetItem(arguments[1], i);
         PyObject *shown = PyList_GetItem(arguments[2], i);
         DLTensor x, like;
         int64_t dtype, as, elements = look_at(tensor, &x, &dtype);
         if (elements < 0) Py_RETURN_FALSE;
-        if (!PyObject_TypeCheck(site, site_type)) return PyErr_Format(PyExc_TypeError, "take_many: %R is no site", site);
         if (shown == tensor) like = x, as = dtype;
         else if (look_at(shown, &like, &as) < 0) Py_RETURN_FALSE;
-        int64_t size = elements * (x.bits / 8);
-        bytes += size;
-        requests.push_back({x.data + x.byte_offset, elements, options_of(self, dtype, size), nullptr});
-        Held head(head_of(reinterpret_cast<Site *>(site), shown, like, static_cast<int>(as), self->training));
-        if (!head || PyList_Append(heads.get(), head.get())) return nullptr;
+        if (!asked.add(self, x, elements, dtype, nullptr, shown, like, as, site)) return nullptr;
     }
-    std::vector<int64_t> packed(static_cast<size_t>(length * self->width));
-    for (Py_ssize_t i = 0; i < length; ++i) requests[static_cast<size_t>(i)].out = packed.data() + i * self->width;
-    ManyRequest all{requests.data(), length, bytes >= PARALLEL ? self->threads : 1};
-    if (called(summarize_many, &all, bytes)) return PyErr_NoMemory();
-    int64_t number = static_cast<int64_t>(self->rows->packed.size()) / self->width;
-    self->rows->packed.insert(self->rows->packed.end(), packed.begin(), packed.end());
-    for (Py_ssize_t i = 0; i < length; ++i) {
-        note_finite(self, packed.data() + i * self->width);
-        if (!add_row(self, PyList_GetItem(heads.get(), i), number + i)) return nullptr;
+    return asked.answered(self);
+}
+
+// keep(tensors): their values until take_changes(). False where nothing was done.
+PyObject *lane_keep(Lane *self, PyObject *tensors) {
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "keep(list of tensors)");
+    std::vector<Kept> &kept = self->rows->kept;
+    kept.clear();
+    int quiet = usual(CAPTURING + 1);
+    if (quiet <= 0) return quiet ? nullptr : Py_NewRef(Py_False);
+    int64_t total = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
+        DLTensor x;
+        int64_t dtype, elements = look_at(PyList_GetItem(tensors, i), &x, &dtype);
+        if (elements < 0 || dtype > F16) {
+            kept.clear();
+            Py_RETURN_FALSE;
+        }
+        kept.push_back({x.data + x.byte_offset, elements, elements * (x.bits / 8), static_cast<int>(dtype)});
+        total += kept.back().bytes;
     }
+    self->rows->before.resize(static_cast<size_t>(total));
+    called([](const void *rows) {
+        char *to = const_cast<char *>(static_cast<const Rows *>(rows)->before.data());
+        for (const Kept &one : static_cast<const Rows *>(rows)->kept) {
+            std::memcpy(to, one.data, static_cast<size_t>(one.bytes));
+            to += one.bytes;
+        }
+        return 0;
+    }, self->rows, total);
     Py_RETURN_TRUE;
+}
+
+// take_changes(tensors, sites): rows of what became of the tensors that were kept, in their order. One whose memory is
+// another by now has none.
+PyObject *lane_take_changes(Lane *self, PyObject *const *arguments, Py_ssize_t count) {
+    std::vector<Kept> kept;
+    kept.swap(self->rows->kept);
+    Py_ssize_t length = static_cast<Py_ssize_t>(kept.size());
+    if (count != 2 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]) || PyList_Size(arguments[0]) != length ||
+        PyList_Size(arguments[1]) != length)
+        return PyErr_Format(PyExc_TypeError, "take_changes(tensors that were kept, list of as many sites)");
+    Asked asked;
+    if (!asked.heads) return nullptr;
+    const char *before = self->rows->before.data();
+    for (Py_ssize_t i = 0; i < length; ++i) {
+        PyObject *tensor = PyList_GetItem(arguments[0], i);
+        const Kept &one = kept[static_cast<size_t>(i)];
+        DLTensor x;
+        int64_t dtype, elements = look_at(tensor, &x, &dtype);
+        if (elements == one.elements && dtype == one.dtype && x.data + x.byte_offset == one.data &&
+            !asked.add(self, x, elements, dtype, before, tensor, x, dtype, PyList_GetItem(arguments[1], i)))
+            return nullptr;
+        before += one.bytes;
+    }
+    return asked.answered(self);
 }
 
 // put(rows): the number of the first of these packed rows, which were measured elsewhere.
@@ -704,6 +789,8 @@ PyMethodDef LANE_METHODS[] = {
     {"arrived", method(lane_arrived), METH_FASTCALL, nullptr},
     {"take", method(lane_take), METH_FASTCALL, nullptr},
     {"take_many", method(lane_take_many), METH_FASTCALL, nullptr},
+    {"keep", method(lane_keep), METH_O, nullptr},
+    {"take_changes", method(lane_take_changes), METH_FASTCALL, nullptr},
     {"put", method(lane_put), METH_O, nullptr},
     {"add", method(lane_add), METH_FASTCALL, nullptr},
     {"next", method(lane_next), METH_NOARGS, nullptr},

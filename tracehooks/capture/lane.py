@@ -93,6 +93,14 @@ class PlainLane:
         done."""
         return False
 
+    def keep(self, tensors: list[Tensor]) -> bool:
+        """Keep the values of floating-point tensors until `take_changes`. False: nothing was done."""
+        return False
+
+    def take_changes(self, tensors: list[Tensor], sites: list[Site]) -> None:
+        """Rows of what became of the tensors that were kept: differences, in float32 or wider. One whose memory is another
+        by now has none."""
+
     def arrived(self, site: Site, gradient: Tensor) -> bool:
         """The gradient of a forward row. False: nothing was done."""
         return False

@@ -31,9 +31,9 @@ class ModelState:
         self._wants, self._recorder = frozenset(config.record), recorder
         self.census = Census(root)
         self.optimizers = Optimizers(self.census.parameters, self.census.lazy)
-        self._probe = UpdateProbe()
+        self._probe = UpdateProbe(recorder.lane)
         self._known_sites: dict[tuple[str, str, str], Site] = {}
-        self._known_groups: dict[str, tuple[list[int], list[Site]]] = {}
+        self._known_groups: dict[tuple[str, int], tuple[list[int], list[Site]]] = {}
         self._recorded: dict[str, set[int]] = {}
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class ModelState:
         self._ema = None
         self.census = Census(self._root)
         self.optimizers = Optimizers([], [])
-        self._probe = UpdateProbe()
+        self._probe = UpdateProbe(self._recorder.lane)
         self.inspection.release()
 
     # ---- what changed since attach
@@ -112,6 +112,9 @@ class ModelState:
 
     def record_updates(self, optimizer: Optimizer) -> None:
         """What the step did, and the optimizer's state if asked for."""
+        if kept := self._probe.kept():
+            tensors = [held.tensor for held in kept]
+            self._recorder.lane.take_changes(tensors, self._sites("update", kept))
         changed, changes = self._probe.changes()
         self._recorder.tensors(changes, self._sites("update", changed), [held.tensor for held in changed])
         if "optimizer_state" in self._wants:
@@ -185,9 +188,10 @@ class ModelState:
         if not group:
             return []
         ids = list(map(id, group))
-        known = self._known_groups.get(phase)
+        kind = phase, len(group)
+        known = self._known_groups.get(kind)
         if known is None or known[0] != ids:
-            known = self._known_groups[phase] = ids, [self._site(phase, held, held.slot) for held in group]
+            known = self._known_groups[kind] = ids, [self._site(phase, held, held.slot) for held in group]
         return known[1]
 
     def _site(self, phase: str, held: Held, slot: str) -> Site:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tracehooks.capture import torch_internals
+from tracehooks.capture.lane import Lane
 from tracehooks.capture.parameters import Held
 
 EXACT_BELOW = 65_536
@@ -29,11 +30,14 @@ class Copied(NamedTuple):
 
 
 class UpdateProbe:
-    """Small parameters are copied, large ones sampled at fixed, evenly spread, pseudo-random positions; the positions are
+    """Small parameters are copied, by the fast lane if they are plain, large ones sampled at fixed, evenly spread, pseudo-random positions; the positions are
     drawn from a generator of our own, so the run's random state is not touched. All are read in a few calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._kept: list[Held] = []
+        """Parameters whose values the lane holds."""
         self._known: dict[int, Copied] = {}
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self._copied: list[Copied] = []
@@ -41,9 +45,14 @@ class UpdateProbe:
 
     def look(self, held: Iterable[Held]) -> None:
         """Remember the values before the step."""
-        self._copied, self._sampled = [], []
+        self._kept, self._copied, self._sampled = [], [], []
+        small, large = [], []
+        for one in held:
+            (small if one.tensor.numel() <= EXACT_BELOW else large).append(one)
+        if self._lane.keep([one.tensor for one in small]):
+            self._kept, small = small, []
         with torch.no_grad():
-            for one in held:
+            for one in [*small, *large]:
                 values = torch_internals.unwrapped(one.tensor)
                 if values is None or values.layout is not torch.strided:
                     continue
@@ -53,8 +62,13 @@ class UpdateProbe:
                     self._sampled.append((one, self._sample(values)))
             torch_internals.copy_each([one.before for one in self._copied], [one.values for one in self._copied])
 
+    def kept(self) -> list[Held]:
+        """After the step: parameters whose values the lane holds, in the order in which it does."""
+        kept, self._kept = self._kept, []
+        return kept
+
     def changes(self) -> tuple[list[Held], list[Tensor]]:
-        """After the step: parameters and the change of their (sampled) elements, in float32 or wider."""
+        """After the step: the other parameters and the change of their (sampled) elements, in float32 or wider."""
         copied = [one for one in self._copied if one.held.tensor.data_ptr() == one.address]  # .data was not exchanged
         sampled = [(one, before) for one, before in self._sampled if one.tensor.numel() > EXACT_BELOW]
         self._copied, self._sampled = [], []

@@ -42,7 +42,7 @@ namespace tracehooks::portable {
 namespace tracehooks {
 namespace {
 
-constexpr int ABI = 5;
+constexpr int ABI = 6;
 constexpr int64_t BLOCKS_AT_A_TIME = 8;
 enum Status { DONE, UNSUPPORTED, OUT_OF_MEMORY };
 
@@ -220,6 +220,9 @@ int64_t size_of(int dtype) {
     }
 }
 
+// Of what is hashed: the elements as they are, or the changes of such.
+int64_t hashed_size(const Job &job) { return job.before && size_of(job.dtype) == 2 ? 4 : size_of(job.dtype); }
+
 uint64_t finished(uint64_t sum, int64_t bytes) { return finish64(sum ^ static_cast<uint64_t>(bytes) * GOLDEN64); }
 
 int measure(const Job &job, const Options &options, Record *records, double *sketches, int64_t *row) {
@@ -227,7 +230,7 @@ int measure(const Job &job, const Options &options, Record *records, double *ske
     int64_t blocks = (job.count + BLOCK - 1) / BLOCK;
     Measuring all{job, KERNELS[options.level], blocks, records, job.flags & SKETCHED ? sketches : nullptr};
     all.run(options.threads);
-    all.totals.hash = finished(all.totals.hash, job.count * size_of(job.dtype));
+    all.totals.hash = finished(all.totals.hash, job.count * hashed_size(job));
     double absmax = std::max(std::fabs(all.totals.low), std::fabs(all.totals.high));
     bool again = job.dtype == F64 && all.totals.low <= all.totals.high && extreme(absmax);
     write_row(all, again ? scaled(all, absmax, options.threads) : merged(records, blocks), row);
@@ -292,13 +295,14 @@ EXPORTED void tracehooks_use_team(void *parallel) { pools().team.store(reinterpr
 
 // All take their arguments as one record of numbers and addresses, which costs ctypes least, and return a Status.
 
-// Packed row of `count` elements.
+// Packed row of `count` elements, or of their changes: of floating-point ones, in float32 or wider.
 EXPORTED int tracehooks_summarize(const void *record) {
     Request request;
     std::memcpy(&request, record, sizeof(request));
     Options options(request.packed);
     if (!options.supported() || (!request.data && request.count)) return UNSUPPORTED;
-    Job job{request.data, request.count, options.dtype, options.flags};
+    if (request.before && options.dtype > F16) return UNSUPPORTED;
+    Job job{request.data, request.before, request.count, options.dtype, options.flags};
     int64_t blocks = (request.count + BLOCK - 1) / BLOCK;
     if (blocks <= 1) {
         Record moments;
@@ -351,7 +355,7 @@ EXPORTED int tracehooks_nonfinite(const void *record) {
         const Request &one = request.requests[i];
         Options options(one.packed);
         if (!options.supported() || (!one.data && one.count)) return -1 - UNSUPPORTED;
-        Watching all{Job{one.data, one.count, options.dtype, 0}, KERNELS[options.level]};
+        Watching all{Job{one.data, nullptr, one.count, options.dtype, 0}, KERNELS[options.level]};
         in_threads(options.threads, [](void *self) { static_cast<Watching *>(self)->take_blocks(); }, &all);
         kinds |= all.kinds.load();
     }

@@ -28,7 +28,7 @@ from torch.nn import Parameter
 from tracehooks.stats.layout import INTEGERS, Spec
 from tracehooks.stats.plain import address, has_memory, plain
 
-ABI = 5
+ABI = 6
 PROCESS = os.getpid()
 BEST = -1
 """The level of the widest registers that the processor has; levels count from 0, which needs nothing special."""
@@ -49,8 +49,8 @@ DTYPES = {
     )
 }  # fmt: skip
 
-REQUEST = struct.Struct("=qqqq")
-"""Arguments of ``summarize``: address, elements, options, address of the row. One argument costs ctypes least."""
+REQUEST = struct.Struct("=qqqqq")
+"""Arguments of ``summarize``: address, elements, options, address of the row, address of earlier elements or 0. One argument costs ctypes least."""
 
 MANY_REQUEST = struct.Struct("=qqq")
 """Arguments of ``summarize_many`` and ``nonfinite``: address of as many requests, how many, threads for those that ask
@@ -195,10 +195,10 @@ def summarize(x: Tensor, spec: Spec, out: Tensor | None = None, *, level: int = 
     size = count * x.itemsize
     options = DTYPES[x.dtype] | spec.flags << 8 | (level + 1) << 16
     if size <= BRIEF:
-        return None if kernel.brief(REQUEST.pack(data, count, options, out.data_ptr())) else out
+        return None if kernel.brief(REQUEST.pack(data, count, options, out.data_ptr(), 0)) else out
     if size >= PARALLEL:
         options |= torch.get_num_threads() << 32
-    return None if kernel.summarize(REQUEST.pack(data, count, options, out.data_ptr())) else out
+    return None if kernel.summarize(REQUEST.pack(data, count, options, out.data_ptr(), 0)) else out
 
 
 def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[int]:
@@ -223,11 +223,11 @@ def summarize_many(tensors: Sequence[Tensor], spec: Spec, out: Tensor) -> list[i
         count = x.numel()
         size = count * x.itemsize
         options = DTYPES[x.dtype] | flags | (threads << 32 if size >= PARALLEL else 0)
-        requests.extend((data, count, options, row + i * stride))
+        requests.extend((data, count, options, row + i * stride, 0))
         total += size
     call = kernel.brief_many if total <= BRIEF else kernel.summarize_many
     start, words = requests.buffer_info()
-    if call(MANY_REQUEST.pack(start, words // 4, threads if total >= PARALLEL else 1)):
+    if call(MANY_REQUEST.pack(start, words // 5, threads if total >= PARALLEL else 1)):
         return list(range(len(tensors)))
     return others
 
@@ -250,11 +250,11 @@ def nonfinite(tensors: Sequence[Tensor], *, level: int = BEST) -> tuple[int, lis
         count = x.numel()
         size = count * x.itemsize
         options = DTYPES[x.dtype] | (level + 1) << 16 | (threads << 32 if size >= PARALLEL else 0)
-        requests.extend((data, count, options, 0))
+        requests.extend((data, count, options, 0, 0))
         total += size
     call = kernel.brief_nonfinite if total <= BRIEF else kernel.nonfinite
     start, words = requests.buffer_info()
-    found = call(MANY_REQUEST.pack(start, words // 4, 1))
+    found = call(MANY_REQUEST.pack(start, words // 5, 1))
     return (found, others) if found >= 0 else (0, list(tensors))
 
 

@@ -36,7 +36,7 @@ PyObject *measure(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     if (elements < 0 || elements * (x.bits / 8) > BRIEF) Py_RETURN_FALSE;
     int64_t *out = rows_in(arguments[1], 1, width_of(flags));
     if (!out) Py_RETURN_FALSE;
-    Request request{x.data + x.byte_offset, elements, options | int64_t{flags} << 8, out};
+    Request request{x.data + x.byte_offset, elements, options | int64_t{flags} << 8, out, nullptr};
     return PyBool_FromLong(!tracehooks_summarize(&request));
 }
 
@@ -60,7 +60,7 @@ struct Asked {
                 int64_t size = elements * (x.bits / 8);
                 bytes += size;
                 options |= flags << 8 | (size >= PARALLEL ? threads << 32 : 0);
-                requests.push_back({x.data + x.byte_offset, elements, options, row});
+                requests.push_back({x.data + x.byte_offset, elements, options, row, nullptr});
             } else {
                 PyObject *number = PyLong_FromSsize_t(i);
                 bool added = number && !PyList_Append(others, number);

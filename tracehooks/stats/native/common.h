@@ -101,7 +101,7 @@ struct Totals {
 };
 
 struct Job {
-    const void *data;
+    const void *data, *before;  // before: as many elements, whose difference from data is measured; or null
     int64_t count;
     int dtype, flags;
     double scale_a = 1, scale_b = 1;  // float64 of extreme magnitude is multiplied by both before it is squared
@@ -168,6 +168,7 @@ struct Request {
     const void *data;
     int64_t count, packed;
     int64_t *out;
+    const void *before;
 };
 
 struct ManyRequest {

@@ -236,6 +236,14 @@ TARGET static void block_of(const Job &job, int64_t index, Totals &totals, Recor
         for (int64_t i = 0; i < n; ++i) wide_p[i] = static_cast<double>(p[i]);
         if (job.flags & HASH) totals.hash += hash_bytes(p, n * SIZE, static_cast<uint64_t>(first * SIZE / (4 * TILE)));
         take_floats(wide_p, n, first, job.flags & ~HASH, totals, record, sketch);
+    } else if (job.before) {  // in what holds elements exactly and calculates
+        using V = Value<T>;
+        const T *q = static_cast<const T *>(job.before) + first;
+        V changes[BLOCK], scale_a = static_cast<V>(job.scale_a), scale_b = static_cast<V>(job.scale_b);
+        for (int64_t i = 0; i < n; ++i) changes[i] = static_cast<V>(to_double(p[i])) - static_cast<V>(to_double(q[i]));
+        if (scale_a != 1)
+            for (int64_t i = 0; i < n; ++i) changes[i] *= scale_a, changes[i] *= scale_b;
+        take_floats(changes, n, first, job.flags, totals, record, sketch);
     } else if (sizeof(T) == 8 && job.scale_a != 1) {
         double scaled[BLOCK];
         for (int64_t i = 0; i < n; ++i) scaled[i] = to_double(p[i]) * job.scale_a * job.scale_b;
