@@ -166,7 +166,7 @@ class ModelState:
         return self._descriptions
 
     def _of(self, optimizer: Optimizer | None) -> list[Held]:
-        others = set() if optimizer is None else self.optimizers.held() - optimizers.ids_of(optimizer)
+        others = set() if optimizer is None else self.optimizers.held() - self.optimizers.ids_of(optimizer)
         return (
             [one for one in self.census.parameters if id(one.tensor) not in others]
             if others
@@ -174,7 +174,7 @@ class ModelState:
         )
 
     def _held_by(self, optimizer: Optimizer) -> list[Held]:
-        own = optimizers.ids_of(optimizer)
+        own = self.optimizers.ids_of(optimizer)
         return [one for one in self.census.parameters if id(one.tensor) in own]
 
     def _gradients(self, phase: str, optimizer: Optimizer | None) -> tuple[list[Held], list[Tensor]]:

@@ -21,6 +21,8 @@ class Optimizers:
     def __init__(self, parameters: list[Held], lazy: list[Tensor]) -> None:
         self._ids = {id(held.tensor) for held in parameters} | set(map(id, lazy))
         self._known: list[weakref.ref[Optimizer]] = []
+        self._held: dict[int, set[int]] = {}
+        """ids of the parameters of each optimizer that was asked about since the last `look`, by its id."""
         self._searched = False
 
     def update(self, parameters: list[Held]) -> None:
@@ -32,9 +34,20 @@ class Optimizers:
         if not any(ref() is optimizer for ref in self._known):
             self._known.append(weakref.ref(optimizer))
 
+    def look(self) -> None:
+        """From now on optimizers may hold others than before."""
+        self._held.clear()
+
+    def ids_of(self, optimizer: Optimizer) -> set[int]:
+        """ids of the parameters an optimizer holds."""
+        known = self._held.get(id(optimizer))
+        if known is None:
+            known = self._held[id(optimizer)] = ids_of(optimizer)
+        return known
+
     def holds_ours(self, optimizer: Optimizer) -> bool:
         """Whether it holds a parameter of this model."""
-        return not self._ids.isdisjoint(ids_of(optimizer))
+        return not self._ids.isdisjoint(self.ids_of(optimizer))
 
     def index(self, optimizer: Optimizer) -> int:
         """Its number, in the order in which optimizers were seen."""
@@ -56,7 +69,7 @@ class Optimizers:
 
     def held(self) -> set[int]:
         """ids of the parameters that some known optimizer holds."""
-        return set().union(*map(ids_of, self.living()))
+        return set().union(*map(self.ids_of, self.living()))
 
 
 def _all_of_them() -> Iterator[Optimizer]:

@@ -92,7 +92,7 @@ class Outbox:
         norm = findings.gradient_norm(drained)
         if norm is not None:
             name = f"grad_norm/{parcel.number}" if parcel.number else "grad_norm"
-            self._recorder.scalar(name, norm, step=parcel.sent.step)
+            drained.scalars.append((self._recorder.number(name, norm, step=parcel.sent.step), norm))
         if self.first is None or not self._in_training:
             self._look_for_first(drained, parcel)
         if self._recorder.holds_anything:

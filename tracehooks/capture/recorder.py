@@ -193,8 +193,12 @@ class Recorder:
             if held is None:  # a fake tensor has no value
                 return
             value = held.detach().clone()
+        self._scalars.append(self.number(name, value, micro, step))
+
+    def number(self, name: str, value: float | Tensor, micro: int = 0, step: int | None = None) -> Number:
+        """A row of the scalars table, now."""
         when = self.step if step is None else step, micro, time.time_ns(), self.lane.next()
-        self._scalars.append(Number(*when, name, value))
+        return Number(*when, name, value)
 
     def mask(self, x: Tensor, module: str, slot: str, micro: int, convention: str | None) -> None:
         """Emptiness of a mask. ``convention`` None: it is told from the values."""

@@ -69,7 +69,7 @@ class Session:
         self.passes, self.tensor_hooks = Passes(), TensorHooks()
         self._backward_depth = self._batch = 0
         self._stepping: list[Optimizer] = []
-        self.paused = self._scaler_stepped = self.live = self.recording = False
+        self.paused = self._scaler_stepped = self._closure = self.live = self.recording = False
         """live, recording: whether this step is watched for non-finite values, whether its tensors are recorded."""
         self.lane = self.recorder.lane
         self.lane.outputs, self.lane.gradients = self._wants_outputs, self._wants_gradients
@@ -282,6 +282,7 @@ class Session:
     @edge
     def optimizer_begins(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step. Raises NonFiniteError with ``on_nonfinite="raise"``."""
+        self.state.optimizers.look()
         if not self.state.optimizers.holds_ours(optimizer):
             return
         # an optimizer whose step raised was never told to have ended
@@ -295,6 +296,7 @@ class Session:
             self._begin_step()
         self.clock.begin("optimizer")
         self.passes.end_opened()
+        self._closure = closure
         self._locator.update_begins(optimizer)
         if not self.live:
             return
@@ -313,7 +315,7 @@ class Session:
         if self._stepping:
             return
         self._scaler_stepped = True
-        if self.live:  # with a closure gradients and parameters were not there to be read before
+        if self.live and self._closure:  # gradients and parameters were not there to be read before
             self._record_gradients(optimizer)
         if self.recording:
             self.state.record_updates(optimizer)

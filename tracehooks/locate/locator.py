@@ -24,7 +24,7 @@ from tracehooks.locate.clip import GradientWatch
 from tracehooks.locate.describe import describe_tensor
 from tracehooks.locate.loss import LossWatch
 from tracehooks.locate.ops import Details, Op, OpMode, Place, Status, Unseen, user_place
-from tracehooks.locate.replay import Pass, Record, Replay
+from tracehooks.locate.replay import Modules, Pass, Record, Replay
 from tracehooks.locate.update import rerun_update
 
 MAX_PASSES = 8
@@ -45,6 +45,7 @@ class StepLocator:
 
     def __init__(self, root: nn.Module, keep: Keep | None = None, ema: nn.Module | None = None) -> None:
         self._root, self._keep, self._ema = root, keep, ema
+        self._modules = Modules(root)
         self._answer: Details | None = None
         self._outputs: Outputs = {}
         self._passes: deque[Pass] = deque(maxlen=MAX_PASSES)
@@ -70,7 +71,7 @@ class StepLocator:
 
     def pass_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int) -> None:
         """The root is called."""
-        self._passes.append(Pass(self._root, args, kwargs, micro, user_place()))
+        self._passes.append(Pass(self._modules, args, kwargs, micro, user_place()))
         first = next((tensor for _, tensor in leaves((args, kwargs), "") if tensor.ndim), None)
         self._batch = first.size(0) if first is not None else None
 
@@ -124,6 +125,7 @@ class StepLocator:
         """Let go of the model."""
         self.step_begins()
         self._root, self._ema = nn.Module(), None
+        self._modules = Modules(self._root)
 
     # ---- the answer
 

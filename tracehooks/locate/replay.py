@@ -13,6 +13,8 @@ import copy
 import pickle
 import random
 from collections.abc import Iterator
+from itertools import chain
+from operator import methodcaller
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,26 +58,57 @@ class Randomness:
         random.setstate(self._python)
 
 
+class Modules:
+    """The modules of a model, each once, in an order that a copy has, too. Found anew where they are not what they were:
+    asked in every pass, past all Python code where nothing changed."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._tables: list[Any] = []
+        self._children: list[int] = [0]
+
+    def of_users(self) -> list[tuple[int, nn.Module]]:
+        """Those of classes that are not torch's, whose attributes do not change while they run; numbered."""
+        self._look()
+        return self._of_users
+
+    def with_buffers(self) -> Iterator[tuple[int, nn.Module]]:
+        """Those that hold buffers themselves, numbered."""
+        self._look()
+        return ((i, self._found[i]) for i, buffers in enumerate(self._buffers) if buffers)
+
+    def _look(self) -> None:
+        if self._children == self._now():
+            return
+        self._found = _modules(self._root)
+        self._tables, self._buffers = [m._modules for m in self._found], [m._buffers for m in self._found]
+        self._children = self._now()
+        self._of_users = [(i, m) for i, m in enumerate(self._found) if not type(m).__module__.startswith("torch.")]
+
+    def _now(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(_VALUES, self._tables))))
+
+
+_VALUES = methodcaller("values")
+
+
 class Pass:
     """What one forward pass of the root was given, and what came back to it."""
 
     def __init__(
-        self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int, place: Place | None
+        self, modules: Modules, args: tuple[Any, ...], kwargs: dict[str, Any], micro: int, place: Place | None
     ) -> None:
         self.args, self.kwargs, self.micro, self.place = args, kwargs, micro, place
         self.training = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.randomness = Randomness()
         self.attributes: dict[int, dict[str, Any]] = {}
-        """Of modules of the user's own classes, by their number in `_modules`."""
+        """Of modules of the user's own classes, by their number in `Modules`."""
         self.buffers: dict[int, dict[str, Tensor]] = {}
-        for i, module in enumerate(_modules(root)):
-            if not type(module).__module__.startswith("torch."):  # whose attributes do not change while it runs
-                self.attributes[i] = {key: _held(value) for key, value in _simple(module).items()}
-            if module._buffers:
-                self.buffers[i] = {
-                    slot: b.detach().clone() for slot, b in _buffers(module) if b.numel() <= SMALL_BUFFER
-                }
+        for i, module in modules.of_users():
+            self.attributes[i] = {key: _held(value) for key, value in _simple(module).items()}
+        for i, module in modules.with_buffers():
+            self.buffers[i] = {slot: b.detach().clone() for slot, b in _buffers(module) if b.numel() <= SMALL_BUFFER}
         self.autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         self.gradients: dict[str, Tensor] = {}
         """Gradient of each output of the root, by slot."""
@@ -270,7 +303,7 @@ def _held(value: Any) -> Any:
 
 
 def _modules(root: nn.Module) -> list[nn.Module]:
-    """Every module once, in an order that a copy has, too. Flat, because it runs at every pass."""
+    """Every module once, in an order that a copy has, too."""
     found, seen, todo = [], {id(root)}, [root]
     while todo:
         module = todo.pop()
