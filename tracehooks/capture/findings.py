@@ -35,7 +35,7 @@ def nonfinite(drained: Drained, scaled: bool) -> Iterator[tuple[Site, FirstNonFi
     """
     found: list[tuple[tuple[int, ...], Site, FirstNonFinite]] = []
     rows = drained.rows
-    for i in map(int, np.flatnonzero(_bad(rows, scaled))):
+    for i in map(int, np.flatnonzero(_bad(rows, scaled))) if len(rows) else ():
         head = rows.heads[i]
         place, step = head.place, int(rows.steps[i])
         late = not (step == 0 and place.phase == "parameter")
@@ -76,6 +76,8 @@ def skipped_steps(drained: Drained) -> list[int]:
 
 def gradient_norm(drained: Drained) -> float | None:
     """L2 norm over all parameter gradients of a flush; NaN or inf when one holds such; None when there is none."""
+    if not len(drained.rows):
+        return None
     chosen = drained.rows.heads.that(of_gradient)
     if not chosen.any():
         return None
@@ -187,4 +189,4 @@ _OF_SCALARS: dict[str, tuple[Site, Callable[[int, float], FirstNonFinite]]] = {
 def any_nonfinite_gradient(drained: Drained) -> bool:
     """Whether a parameter gradient of this flush holds a NaN or an infinity."""
     seen = any(seen.place.phase in GRADIENTS for seen in drained.watched)
-    return seen or bool((drained.rows.nonfinite()[drained.rows.heads.that(of_gradient)] > 0).any())
+    return seen or bool(len(drained.rows) and (drained.rows.nonfinite()[drained.rows.heads.that(of_gradient)] > 0).any())

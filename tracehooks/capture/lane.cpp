@@ -8,7 +8,10 @@
 #include <structmember.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <cstring>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -670,6 +673,36 @@ PyObject *lane_take_changes(Lane *self, PyObject *const *arguments, Py_ssize_t c
     return asked.answered(self);
 }
 
+// norm(tensors): L2 norm over floating-point tensors, None where one is not plain, or not finite.
+PyObject *lane_norm(Lane *self, PyObject *tensors) {
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "norm(list of tensors)");
+    int quiet = usual(CAPTURING + 1);
+    if (quiet < 0) return nullptr;
+    if (!quiet) Py_RETURN_NONE;
+    size_t length = static_cast<size_t>(PyList_Size(tensors)), width = static_cast<size_t>(width_of(0));
+    std::vector<int64_t> rows(length * width);
+    std::vector<Request> requests;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < length; ++i) {
+        DLTensor x;
+        int64_t dtype, elements = look_at(PyList_GetItem(tensors, static_cast<Py_ssize_t>(i)), &x, &dtype);
+        if (elements < 0 || dtype > F16) Py_RETURN_NONE;
+        int64_t size = elements * (x.bits / 8), threads = size >= PARALLEL ? int64_t{self->threads} << 32 : 0;
+        bytes += size;
+        requests.push_back({x.data + x.byte_offset, elements, dtype | threads, rows.data() + i * width, nullptr});
+    }
+    ManyRequest all{requests.data(), static_cast<int64_t>(length), bytes >= PARALLEL ? self->threads : 1};
+    if (called(summarize_many, &all, bytes)) return PyErr_NoMemory();
+    double squares = 0;
+    for (const int64_t *row = rows.data(); row < rows.data() + rows.size(); row += width) {
+        if (row[1] | row[2] | row[3]) Py_RETURN_NONE;
+        double rms;
+        std::memcpy(&rms, row + 10, sizeof(rms));
+        if (row[0]) squares += rms * rms * static_cast<double>(row[0]);
+    }
+    return PyFloat_FromDouble(std::sqrt(squares));
+}
+
 // put(rows): the number of the first of these packed rows, which were measured elsewhere.
 PyObject *lane_put(Lane *self, PyObject *rows) {
     DLTensor x;
@@ -791,6 +824,7 @@ PyMethodDef LANE_METHODS[] = {
     {"take_many", method(lane_take_many), METH_FASTCALL, nullptr},
     {"keep", method(lane_keep), METH_O, nullptr},
     {"take_changes", method(lane_take_changes), METH_FASTCALL, nullptr},
+    {"norm", method(lane_norm), METH_O, nullptr},
     {"put", method(lane_put), METH_O, nullptr},
     {"add", method(lane_add), METH_FASTCALL, nullptr},
     {"next", method(lane_next), METH_NOARGS, nullptr},

@@ -101,6 +101,10 @@ class PlainLane:
         """Rows of what became of the tensors that were kept: differences, in float32 or wider. One whose memory is another
         by now has none."""
 
+    def norm(self, tensors: list[Tensor]) -> float | None:
+        """L2 norm over floating-point tensors. None where one is not plain, or not finite."""
+        return None
+
     def arrived(self, site: Site, gradient: Tensor) -> bool:
         """The gradient of a forward row. False: nothing was done."""
         return False

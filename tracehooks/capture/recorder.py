@@ -89,7 +89,7 @@ class Recorder:
         self.lane = lane(spec)
         self.only_watching = False
         """This step records no tensors: they are watched for non-finite values."""
-        self.watch = Watch()
+        self.watch = Watch(self.lane)
         self.readers: list[Callable[[Drained], None]] = []
         """Told of every flush; what they record goes out with the next."""
         self._packing = Packing(spec, self.lane)

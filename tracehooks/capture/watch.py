@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
+from tracehooks.capture.lane import Lane
 from tracehooks.capture.places import Place
 from tracehooks.capture.transfer import Transfer
 
@@ -44,7 +45,8 @@ _MOMENTS = stats.Spec(hash=False)
 class Watch:
     """What was watched since the last flush."""
 
-    def __init__(self) -> None:
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
         self._found: list[Seen] = []
         self._places: list[tuple[When, Place]] = []
         self._sums: list[Tensor] = []
@@ -69,6 +71,8 @@ class Watch:
         """Watch many tensors in one call."""
         if not torch_internals.modes_active():
             kinds, others = stats.nonfinite_at_hand(tensors)
+            if not kinds and not others:
+                return
             if not kinds:  # only those are left that the kernel does not take as they are
                 left = set(map(id, others))
                 pairs = [(x, place) for x, place in zip(tensors, places, strict=True) if id(x) in left]
@@ -86,6 +90,8 @@ class Watch:
 
     def norms(self, tensors: Sequence[Tensor], places: Sequence[Place], when: When) -> Tensor | float | None:
         """Watch tensors by their L2 norms; the norm over all of them, None when there is none."""
+        if tensors and (norm := self._lane.norm(list(tensors))) is not None:
+            return norm
         if tensors and torch_internals.all_plain(tensors):
             return self._norm_on_host(tensors, places, when)
         host: list[tuple[Tensor, Place]] = []

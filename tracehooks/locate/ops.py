@@ -249,7 +249,7 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
             node=node,
             place=(user_place() or self._place) if phase != "backward" else None,
             sources=sources,
-            meant=_meant(func, args, kwargs),
+            meant=status.bad and _meant(func, args, kwargs),
             output=status,
         )
         if phase == "backward":
@@ -320,12 +320,16 @@ def user_place() -> Place | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.endswith(REPLAY):
-            return None
-        if not any(part in file for part in FOREIGN) and not file.startswith("<frozen"):
-            return Place(file, frame.f_lineno, frame.f_code.co_qualname)
+        if _is_users(file):
+            return None if file.endswith(REPLAY) else Place(file, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(file: str) -> bool:
+    """Whether a frame of this file ends the search for a line of the user's: it is one, or the replay's."""
+    return file.endswith(REPLAY) or not (file.startswith("<frozen") or any(part in file for part in FOREIGN))
 
 
 @functools.cache
@@ -343,22 +347,25 @@ def _kind(func: Any) -> str:
 def _meant(func: Any, args: Any, kwargs: Any) -> bool:
     if func.overloadpacket.__name__ in FILLS:
         return True
-    return any(isinstance(x, float) and not math.isfinite(x) for x in _flat((args, kwargs)))
+    return any(isinstance(x, float) and not math.isfinite(x) for x in _flat((args, kwargs), []))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (item for item in _flat(value) if isinstance(item, Tensor))
+def _tensors(value: Any) -> list[Tensor]:
+    return [item for item in _flat(value, []) if isinstance(item, Tensor)]
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: Any, into: list[Any]) -> list[Any]:
     if isinstance(value, tuple | list):
         for item in value:
-            yield from _flat(item)
+            if isinstance(item, tuple | list | dict):
+                _flat(item, into)
+            else:
+                into.append(item)
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _flat(item)
+        _flat(list(value.values()), into)
     else:
-        yield value
+        into.append(value)
+    return into
 
 
 def follows(x: Tensor) -> bool:
