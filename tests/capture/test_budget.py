@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tracehooks import stats
+from tracehooks.capture import budget as budget_module
 from tracehooks.capture import lane
 from tracehooks.capture.budget import MOST, Budget, rounded_up
 
@@ -62,11 +63,52 @@ def test_every_is_widened_never_narrowed() -> None:
 
 
 def test_a_watch_beyond_the_budget_is_said() -> None:
-    """It goes on all the same: recording is as rare as can be."""
-    _, chosen, events = run(Budget(0.02, 1), 100, 0.05, 0.01, 0.1)
+    """It goes on all the same: recording is as rare as can be, and only the model's ends are watched."""
+    budget = Budget(0.02, 1)
+    _, chosen, events = run(budget, 100, 0.05, 0.01, 0.1)
+    assert budget.ends_only
+    assert "only what the model returns, its loss, gradients and parameters are watched" in events[-1][2]
     assert "the watch for non-finite values alone takes more" in events[-1][2]
     assert events[-1][3]["every"] == MOST
     assert len(chosen) < 5
+
+
+def test_modules_are_watched_where_that_is_cheap() -> None:
+    """Half of the budget may go to it; a single slow step says nothing."""
+    budget = Budget(0.02, 1)
+    for step in range(200):
+        recorded = budget.records(step)
+        budget.step_ended(recorded, 0.05 if recorded else 0.02 if step == 3 else 0.0005, 0.1)
+    assert not budget.ends_only
+
+
+def test_hooks_come_off_where_only_the_ends_are_watched(record, monkeypatch) -> None:
+    """Modules are called without hooks of ours in watched steps, the root with; a recorded step sees all of them; a value
+    that is not finite is found in its own step, and in its module; hooks of others keep their place."""
+    monkeypatch.setattr(budget_module, "MOST_FOR_WATCHING", 0.0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    nn.init.ones_(model[0].weight)
+    counts = []
+    model[2].register_forward_hook(lambda *_: None)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def work(trace):
+        model[1].register_forward_hook(lambda *_: None)
+        for step in range(60):
+            loss = model(torch.full((2, 3), 3e38 if step == 50 else 1.0)).sum()
+            counts.append([len(module._forward_hooks) for module in (*model, model)])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    recorded = record(model, work, budget=1e-6)
+    assert counts[0] == [1, 2, 2, 2]
+    assert counts[40] == [0, 2, 1, 2]
+    full = next(step for step in recorded.rows(phase="forward", module="2")["step"])
+    assert counts[full] == [1, 2, 2, 2]
+    (found,) = recorded.events[recorded.events["kind"] == "nonfinite"].to_dict("records")
+    assert (found["step"], found["module"]) == (50, "0")
+    assert all(not module._forward_hooks or module in (model[1], model[2]) for module in (*model, model))
 
 
 def test_a_run_that_gets_slower_is_recorded_more_often_again() -> None:

@@ -5,6 +5,9 @@ the rest of a step. With every n-th step recorded, n steps take n B and recordin
 n = (R - W) / (b B - W). Medians over the latest steps stand for R, W and B, looked at after each recorded step and whenever
 they have been renewed, so that one slow step does not decide for long; n is rounded up to 1, 2, 5, 10, 20, 50 …, so that it
 seldom changes and steps of two runs coincide.
+
+Where watching alone takes most of the budget, watched steps look at the ends alone: what the model returns, the loss,
+gradients, parameters. What is not finite inside and matters comes out at one of them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ MOST = 10_000
 """Recording is never rarer than every so many eligible steps."""
 LATEST = 9
 """Steps of each kind over which medians are taken."""
+FEW = 3
+"""Watched steps after which it is known well enough what watching costs to choose anew."""
+MOST_FOR_WATCHING = 0.5
+"""Share of the budget that may go to watching every module: beyond, only the model's ends are watched."""
 WARM_UP = 1
 """First steps, which cost more than others and are not measured."""
 
@@ -33,6 +40,8 @@ class Budget:
         self._share, self._every = share, every
         self.stride = 1
         """Of the steps that `every` names, one in so many is recorded."""
+        self.ends_only = False
+        """Watched steps look at the ends of the model alone."""
         self._eligible = -1
         self._ended = self._since = 0
         self._recorded: deque[float] = deque(maxlen=LATEST)
@@ -57,25 +66,29 @@ class Budget:
         (self._recorded if recorded else self._watched).append(seconds)
         self._bare.append(step - seconds)
         self._since += 1
-        if not self._recorded or (not recorded and self._since % LATEST):
+        if not self._recorded or (not recorded and self._since % LATEST and len(self._watched) != FEW):
             return None
         self._since = 0
-        before, self.stride = self.stride, self._chosen()
-        return None if self.stride == before else self._notice()
+        before = self.stride, self.ends_only
+        self._choose()
+        return None if (self.stride, self.ends_only) == before else self._notice()
 
     def _costs(self) -> tuple[float, float, float]:
         watched = statistics.median(self._watched) if self._watched else 0.0
         return statistics.median(self._recorded), watched, statistics.median(self._bare)
 
-    def _chosen(self) -> int:
+    def _choose(self) -> None:
         assert self._share is not None
         recorded, watched, bare = self._costs()
+        if len(self._watched) >= FEW and watched > MOST_FOR_WATCHING * self._share * bare:
+            self.ends_only = True
         spare = self._share * bare - watched
         steps = (recorded - watched) / spare if spare > 0 else math.inf
         every = 1 if callable(self._every) else self._every
         stride = rounded_up(min(steps / every, MOST))
         # a median that wavers must not: it is recorded more often again only where that is far within the budget
-        return stride if stride > self.stride or 2 * stride < self.stride else self.stride
+        if stride > self.stride or 2 * stride < self.stride:
+            self.stride = stride
 
     def _notice(self) -> Notice:
         assert self._share is not None
@@ -86,6 +99,10 @@ class Budget:
             f"recording every {which}: a recorded step costs {1e3 * recorded:.3g} ms, a watched one {1e3 * watched:.3g} ms, "
             f"of {1e3 * bare:.4g} ms; the budget is {self._share:.3g}"
         )
+        if self.ends_only:
+            text += (
+                "; between recorded steps only what the model returns, its loss, gradients and parameters are watched"
+            )
         if watched > self._share * bare:
             text += ", and the watch for non-finite values alone takes more"
         details = {"every": every, "recorded_seconds": recorded, "watched_seconds": watched, "step_seconds": bare}

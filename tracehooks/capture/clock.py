@@ -25,6 +25,8 @@ class Clock:
         """When its last optimizer had stepped: None before."""
         self._evaluated = 0.0
         """Seconds of evaluation since then."""
+        self._flushed = 0.0
+        """When rows were last written."""
 
     def start(self) -> None:
         """A training pass begins: with the first one the first step does."""
@@ -49,6 +51,14 @@ class Clock:
         """The step's work is done, for now."""
         self._done = time.perf_counter()
         self._evaluated = 0.0
+
+    def flushed(self) -> None:
+        """Rows are written now."""
+        self._flushed = time.perf_counter()
+
+    def since_flush(self) -> float:
+        """Seconds since rows were last written."""
+        return time.perf_counter() - self._flushed
 
     def lap(self) -> dict[str, float]:
         """Seconds by phase of the step that is over, and ``step``, its length; empty before the first forward pass."""

@@ -6,12 +6,15 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
 from tracehooks.capture import torch_internals
 from tracehooks.core.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from tracehooks.capture.session import Session
 
 Rest = ParamSpec("Rest")
 
@@ -60,6 +63,38 @@ class Process:
 
 
 PROCESS = Process()
+
+
+class Companion:
+    """What works for a session and is called by hooks, too: guarded as the session is."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def silent(self) -> bool:
+        """As the session is."""
+        return self._session.silent
+
+    @property
+    def pid(self) -> int:
+        """The process that records."""
+        return self._session.pid
+
+    @property
+    def lock(self) -> Any:
+        """One for all of a session."""
+        return self._session.lock
+
+    @property
+    def outbox(self) -> TakesErrors:
+        """What takes note of errors."""
+        return self._session.outbox
+
+    def took(self, seconds: float) -> None:
+        """Count time that the recording took."""
+        self._session.took(seconds)
+
 
 G = TypeVar("G", bound=Guarded)
 What = TypeVar("What")

@@ -189,4 +189,6 @@ _OF_SCALARS: dict[str, tuple[Site, Callable[[int, float], FirstNonFinite]]] = {
 def any_nonfinite_gradient(drained: Drained) -> bool:
     """Whether a parameter gradient of this flush holds a NaN or an infinity."""
     seen = any(seen.place.phase in GRADIENTS for seen in drained.watched)
-    return seen or bool(len(drained.rows) and (drained.rows.nonfinite()[drained.rows.heads.that(of_gradient)] > 0).any())
+    return seen or bool(
+        len(drained.rows) and (drained.rows.nonfinite()[drained.rows.heads.that(of_gradient)] > 0).any()
+    )

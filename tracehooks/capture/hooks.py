@@ -219,7 +219,7 @@ class TensorHooks:
         for handle in self._handles:
             handle.remove()
         for table in [table for ref in self.tables if (table := ref()) is not None]:
-            del table[KEY]
+            table.pop(KEY, None)
         self.forget()
 
 

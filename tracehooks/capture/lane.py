@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tracehooks import stats
 from tracehooks.capture import torch_internals
+from tracehooks.capture.transfer import host
 
 if TYPE_CHECKING:
     from tracehooks.capture.places import Head, Place, Site
@@ -44,6 +45,8 @@ class PlainSite:
     """What the lane needs of a site."""
 
     __slots__ = ("place", "returned")
+    place: Place
+    returned: bool
 
     def __new__(cls, place: Place, returned: bool) -> PlainSite:
         """A site that modules return what is seen at, or not."""
@@ -70,8 +73,8 @@ class PlainLane:
         self.training, self.finite = True, True
         """finite: every packed row on the host tells of finite values alone."""
         self.recording = self.outputs = self.gradients = self.reached = False
-        """Whether gradients take the lane to be recorded; what is recorded of modules; whether the backward pass under way is
-        known to have reached the model."""
+        """Whether gradients take the lane to be recorded; what is recorded of modules; whether the backward pass under way
+        is known to have reached the model."""
         self._heads: list[Head] = []
         self._steps, self._times, self._sequence, self._numbers, self._packed = (array("q") for _ in range(5))
         self._width = width
@@ -119,7 +122,7 @@ class PlainLane:
     def put(self, rows: Tensor) -> int:
         """The number of the first of these packed rows, which were measured elsewhere."""
         number = len(self._packed) // self._width
-        columns = rows.numpy().reshape(-1, self._width)
+        columns = host(rows).reshape(-1, self._width)
         self.finite = self.finite and not stats.nonfinite_rows(columns)
         self._packed.frombytes(columns.tobytes())
         return number

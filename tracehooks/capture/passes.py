@@ -37,6 +37,11 @@ class Passes:
         if opener is None:
             self._root_called.add(training)
 
+    @property
+    def root_called(self) -> bool:
+        """Whether the root itself is called, and not only modules in it."""
+        return bool(self._root_called)
+
     def end_opened(self) -> None:
         """Backward or an optimizer step ends a pass that was begun without the root."""
         self._opener = None

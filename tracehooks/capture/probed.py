@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tracehooks.capture import torch_internals
-from tracehooks.capture.edge import TakesErrors, swift_edge
+from tracehooks.capture.edge import Companion, swift_edge
 from tracehooks.capture.hooks import GradientHook
 from tracehooks.capture.places import FEW_CALLS, Place, Site
 from tracehooks.core.errors import InvalidOptionError
@@ -36,11 +36,11 @@ class Sighting(NamedTuple):
     """What compiled code knows of the path; None outside of it."""
 
 
-class Probed:
+class Probed(Companion):
     """Rows, masks and scalars of probes."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        super().__init__(session)
         self._sites: dict[Place, Site] = {}
         self._awaited: defaultdict[tuple[str, str], deque[Place]] = defaultdict(lambda: deque(maxlen=FEW_CALLS))
         """Where tensors of compiled code were seen whose gradient has not come yet, by what its op knows."""
@@ -121,29 +121,3 @@ class Probed:
             found = {f"{name}/{i}": value for name, row in channels.items() for i, value in enumerate(row.unbind())}
         for name, value in found.items():
             session.recorder.scalar(f"{sighting.kind}/{site}/{name}", value, session.steps.micro)
-
-    # ---- what an edge asks of the object whose methods it guards
-
-    @property
-    def silent(self) -> bool:
-        """As the session is."""
-        return self._session.silent
-
-    @property
-    def pid(self) -> int:
-        """The process that records."""
-        return self._session.pid
-
-    @property
-    def lock(self) -> Any:
-        """One for all of a session."""
-        return self._session.lock
-
-    @property
-    def outbox(self) -> TakesErrors:
-        """What takes note of errors."""
-        return self._session.outbox
-
-    def took(self, seconds: float) -> None:
-        """Count time that the recording took."""
-        self._session.took(seconds)

@@ -90,6 +90,8 @@ class Recorder:
         self.only_watching = False
         """This step records no tensors: they are watched for non-finite values."""
         self.watch = Watch(self.lane)
+        self._alarm = False
+        """A scalar says, or may say, that something is wrong."""
         self.readers: list[Callable[[Drained], None]] = []
         """Told of every flush; what they record goes out with the next."""
         self._packing = Packing(spec, self.lane)
@@ -193,6 +195,7 @@ class Recorder:
             if held is None:  # a fake tensor has no value
                 return
             value = held.detach().clone()
+        self._alarm = self._alarm or (name in JUDGED and not _is_fine(name, value))
         self._scalars.append(self.number(name, value, micro, step))
 
     def number(self, name: str, value: float | Tensor, micro: int = 0, step: int | None = None) -> Number:
@@ -244,7 +247,9 @@ class Recorder:
         """Something that happened once."""
         step = self.step if step is None else step
         text = json.dumps(details or {}, default=str)
-        self._events.append((step, micro, time.time_ns(), self.lane.next(), kind, severity, module, slot, message, text))
+        self._events.append(
+            (step, micro, time.time_ns(), self.lane.next(), kind, severity, module, slot, message, text)
+        )
 
     @property
     def holds_anything(self) -> bool:
@@ -255,11 +260,7 @@ class Recorder:
     def nothing_to_judge(self) -> bool:
         """Whether what was kept is known without waiting to hold nothing that anybody would ask about: only finite
         values."""
-        return (
-            self._packing.finite
-            and self.watch.silent
-            and all(one.name not in JUDGED or _is_fine(one.name, one.value) for one in self._scalars)
-        )
+        return self._packing.finite and not self._alarm and self.watch.silent
 
     def send(self) -> Sent:
         """Take everything out and forget it. It is on its way to the host; nothing waits for it here."""
@@ -272,6 +273,7 @@ class Recorder:
         samples = [(*head, transfer.add(hashes), ids) for *head, hashes, ids in self._samples]
         events, seen, outputs = self._events, self.watch.send(transfer), self.watch.drain_outputs()
         self._scalars, self._masks, self._samples, self._events = [], [], [], []
+        self._alarm = False
 
         def drained() -> Drained:
             measured = stats.unpack(matrix(), self.spec)

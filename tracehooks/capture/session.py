@@ -26,12 +26,12 @@ from tracehooks.capture.passes import Passes
 from tracehooks.capture.places import Site
 from tracehooks.capture.probed import Probed
 from tracehooks.capture.recorder import Recorder
+from tracehooks.capture.stepping import Stepping
 from tracehooks.capture.steps import Steps
 from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.unlocated import Unlocated
 from tracehooks.capture.wiring import Wiring
 from tracehooks.core.config import Config
-from tracehooks.core.errors import NonFiniteError
 from tracehooks.core.records import FirstNonFinite, Locator, Sink
 from tracehooks.stats import Spec
 
@@ -57,7 +57,7 @@ class Session:
         self.pid, self.lock = os.getpid(), threading.RLock()
         self.closed = self.silent = False
         self.recorder = Recorder(Spec(config.hash, config.sketch, config.histogram))
-        self._locator: Locator = locator if locator is not None and config.on_nonfinite != "record" else Unlocated()
+        self.locator: Locator = locator if locator is not None and config.on_nonfinite != "record" else Unlocated()
         self.outbox = Outbox(self.recorder, sink, config, self._locate, say)
         self.state = ModelState(root, config, self.recorder, ema)
         self.inputs, self.probed = Inputs(self.recorder, config), Probed(self)
@@ -68,8 +68,8 @@ class Session:
         self._wants_outputs, self._wants_gradients = (kind in config.record for kind in ("outputs", "output_grads"))
         self.passes, self.tensor_hooks = Passes(), TensorHooks()
         self._backward_depth = self._batch = 0
-        self._stepping: list[Optimizer] = []
-        self.paused = self._scaler_stepped = self._closure = self.live = self.recording = False
+        self.stepping = Stepping(self)
+        self.paused = self.live = self.recording = False
         """live, recording: whether this step is watched for non-finite values, whether its tensors are recorded."""
         self.lane = self.recorder.lane
         self.lane.outputs, self.lane.gradients = self._wants_outputs, self._wants_gradients
@@ -82,7 +82,7 @@ class Session:
         """Put the hooks on. Raises UnknownNameError for a module pattern that matches nothing."""
         self.wiring.connect()
         if optimizer is not None:
-            self._meet(optimizer)
+            self.stepping.meet(optimizer)
         SWITCHBOARD.connect(self)
         self.recorder.begin_step(self.steps.step)
         self._chosen = self.budget.records(self.steps.step)
@@ -98,7 +98,7 @@ class Session:
                 self.flush()  # writes what is known of an error in the last flush
         self.comes_next("close")
         self.closed = self.silent = True
-        self._locator.close()
+        self.locator.close()
         self.live = self.recording = False
         self._open_lane()
         SWITCHBOARD.disconnect(self)
@@ -111,10 +111,10 @@ class Session:
 
     @edge
     def _last_words(self) -> None:
-        self.losses.left(self._locator.loss_left(), self.steps.micro)
-        self._end_of_step()
+        self.losses.left(self.locator.loss_left(), self.steps.micro)
+        self.end_of_step()
         self.state.inspection.close()
-        self._flush()
+        self.write()
 
     # ---- forward
 
@@ -132,7 +132,7 @@ class Session:
         if self.live:
             self._batch += self.inputs.of_root(self.wiring.root, arguments, self.steps.micro)
             self.state.inspection.pass_begins(arguments)
-        self._locator.pass_begins(args, kwargs, self.steps.micro)
+        self.locator.pass_begins(args, kwargs, self.steps.micro)
         self._open_lane()
 
     @edge
@@ -145,18 +145,18 @@ class Session:
         if self.recorder.training:
             self._await_backward(output)
         else:
-            self._flush()  # judged while the pass can still be run again
+            self.write()  # judged while the pass can still be run again
 
     @outer_edge
     def loss_begins(self, output: Any) -> None:
         """What follows is the loss."""
         if not self.passes.depth:
-            self._locator.pass_ends(output)
+            self.locator.pass_ends(output)
 
     @outer_edge
     def comes_next(self, what: str) -> None:
         """``what`` comes next: a pass, backward, what is done to gradients, an optimizer or close."""
-        self._locator.comes_next(what)
+        self.locator.comes_next(what)
 
     @edge
     def module_called(self, path: str, arguments: list[tuple[str, Any]]) -> None:
@@ -190,14 +190,14 @@ class Session:
 
     def _begin_pass(self, opener: str | None = None) -> None:
         training = torch.is_grad_enabled()
-        if training and self.losses.left(self._locator.loss_left(), self.steps.micro):
-            self._flush()
+        if training and self.losses.left(self.locator.loss_left(), self.steps.micro):
+            self.write()
         if training and self.steps.next_is_new:
-            self._end_of_step()
+            self.end_of_step()
             if len(self.recorder):
-                self._flush()
+                self.write()
         if self.steps.pass_begins(training):
-            self._begin_step()
+            self.begin_step()
         if training:
             self.clock.start()
         self.recorder.begin_pass(training, self.steps.micro)
@@ -206,7 +206,7 @@ class Session:
         if self.recording and self.state.outdated():
             self._rewire()
         if self.recorder.full:
-            self._flush()
+            self.write()
 
     def ran_outside(self, path: str, output: Any) -> None:
         """A module or probe ran outside the root's forward: a due step begins, and a pass where the root is never called."""
@@ -231,7 +231,7 @@ class Session:
     def backward_reached(self, micro: int, slot: str, gradient: Tensor) -> None:
         """The gradient of one of the root's outputs arrived."""
         self._backward_reached()
-        self._locator.output_gradient(micro, slot, gradient)
+        self.locator.output_gradient(micro, slot, gradient)
 
     @edge
     def backward_begins(self, tensors: Tensor | Sequence[Tensor]) -> None:
@@ -241,7 +241,7 @@ class Session:
             self.clock.begin("backward")
             self.lane.reached = False
             self.losses.backward_begins(tensors)
-            self._locator.backward_begins(tensors)
+            self.locator.backward_begins(tensors)
             self.state.inspection.backward_begins(tensors)
 
     @edge
@@ -252,7 +252,7 @@ class Session:
             return
         self.clock.end("backward")
         self.tensor_hooks.forget()
-        self._locator.backward_ends()
+        self.locator.backward_ends()
         self.state.inspection.backward_ends(self.losses.reached)
         if not self.losses.backward_ends(self.steps.micro):
             return  # it was another model's
@@ -261,7 +261,7 @@ class Session:
             if self.recording:
                 self.state.record_gradients("gradient_local")
                 self.state.record_parameters()
-            self._flush()
+            self.write()
 
     @edge
     def loss_scaled(self, scaler: object, outputs: Any, scaled: Any) -> None:
@@ -277,109 +277,14 @@ class Session:
             if tensor.requires_grad and torch.is_grad_enabled():
                 self.tensor_hooks.add(tensor, BackwardSeen(self, self.steps.micro, slot))
 
-    # ---- the optimizer's step
-
-    @edge
-    def optimizer_begins(self, optimizer: Optimizer, closure: bool) -> None:
-        """An optimizer is about to step. Raises NonFiniteError with ``on_nonfinite="raise"``."""
-        self.state.optimizers.look()
-        if not self.state.optimizers.holds_ours(optimizer):
-            return
-        # an optimizer whose step raised was never told to have ended
-        still = [o for o in self._stepping if torch_internals.calls_on_stack(o, torch_internals.OPTIMIZER_CALL)]
-        self._stepping = [o for o in still if o is not optimizer] + [optimizer]
-        if len(self._stepping) > 1:
-            return
-        self._meet(optimizer)
-        if self.steps.optimizer_begins(id(optimizer), closure):
-            self._end_of_step(self.steps.step - 1)
-            self._begin_step()
-        self.clock.begin("optimizer")
-        self.passes.end_opened()
-        self._closure = closure
-        self._locator.update_begins(optimizer)
-        if not self.live:
-            return
-        if not closure:
-            self._record_gradients(optimizer)
-            self._act_on_nonfinite(optimizer)
-        if self.recording:
-            self.state.look(optimizer)
-
-    @edge
-    def optimizer_ends(self, optimizer: Optimizer) -> None:
-        """It has stepped."""
-        if optimizer not in self._stepping:
-            return
-        self._stepping.remove(optimizer)
-        if self._stepping:
-            return
-        self._scaler_stepped = True
-        if self.live and self._closure:  # gradients and parameters were not there to be read before
-            self._record_gradients(optimizer)
-        if self.recording:
-            self.state.record_updates(optimizer)
-        elif self.live:
-            self.state.watch_results(optimizer)
-        self.state.record_settings(optimizer)
-        self._optimizer_done(optimizer)
-
-    @edge
-    def scaler_begins(self, scaler: object, optimizer: Optimizer) -> None:
-        """GradScaler.step is called."""
-        if self.state.optimizers.holds_ours(optimizer):
-            self._scaler_stepped = False
-            self.losses.scaler_begins(scaler, optimizer)
-
-    @edge
-    def scaler_ends(self, scaler: object, optimizer: Optimizer) -> None:
-        """It returned: when the optimizer has not stepped, it was skipped."""
-        if self._scaler_stepped or not self.state.optimizers.holds_ours(optimizer):
-            return
-        self._meet(optimizer)
-        if self.live:
-            self._record_gradients(optimizer)
-        self.outbox.note_skipped(type(optimizer).__name__, self.steps.step)
-        self._optimizer_done(optimizer)
-
-    def _record_gradients(self, optimizer: Optimizer) -> None:
-        if self.recording:
-            self.state.record_gradients("gradient", optimizer)
-            self.state.record_parameters()
-        else:
-            self.state.watch_gradients(optimizer)
-
-    def _optimizer_done(self, optimizer: Optimizer) -> None:
-        self.steps.optimizer_ends(id(optimizer))
-        self.clock.end("optimizer")
-        self._flush(optimizer)
-        self.clock.done()
-
-    def _meet(self, optimizer: Optimizer) -> None:
-        if (described := self.state.meet(optimizer)) is not None:
-            self.outbox.update_info({"optimizers": described})
-
-    def _act_on_nonfinite(self, optimizer: Optimizer) -> None:
-        """Before the parameters are touched: afterwards the step could not be run again."""
-        mode, seen = self.config.on_nonfinite, self.outbox.first
-        if mode == "record" or self.recorder.nothing_to_judge:
-            return
-        poisoned = self.outbox.drain(self.losses.scaling, *self._named(optimizer)) and not self.losses.scaling
-        if poisoned and mode == "skip":
-            self.state.drop_gradients(optimizer)
-        elif mode == "raise" and (poisoned or self.outbox.first is not seen):
-            self._stepping.clear()
-            self._flush()
-            raise NonFiniteError(self.outbox.first)
-
     # ---- steps
 
     def scope_begins(self) -> None:
         """``with trace.step_scope()`` is entered."""
         if not self.steps.untouched:
-            self._end_of_step()
+            self.end_of_step()
         if self.steps.scope_begins():
-            self._begin_step()
+            self.begin_step()
 
     @edge
     def scope_ends(self) -> None:
@@ -388,7 +293,7 @@ class Session:
             self.state.record_gradients("gradient_local")
             self.state.record_parameters()
         self.steps.scope_ends()
-        self._flush()
+        self.write()
         self.clock.done()
 
     def pause(self, paused: bool) -> None:
@@ -398,16 +303,18 @@ class Session:
         self.recorder.event(kind, "info", text)
         self._select_step()
 
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
+        """What follows is a new step."""
         self.recorder.begin_step(self.steps.step)
         self.state.begin_step()
-        self._locator.step_begins()
+        self.locator.step_begins()
         self._chosen = self.budget.records(self.steps.step)
         self._select_step()
 
     def _select_step(self) -> None:
         self.live = not (self.paused or self.outbox.stopped or self.closed)
         self.recording = self.live and self._chosen
+        self.wiring.watch_modules(self.recording or not self.budget.ends_only or not self.passes.root_called)
         self.recorder.only_watching = not self.recording
         self._open_lane()
 
@@ -417,7 +324,8 @@ class Session:
         self.lane.mode = CLOSED if not usual else RECORDING if self.recording else WATCHING
         self.lane.recording = self.recording and not self.silent
 
-    def _end_of_step(self, step: int | None = None) -> None:
+    def end_of_step(self, step: int | None = None) -> None:
+        """A step is over, the one under way if not this: its times, and whether others are recorded from now on."""
         step = self.steps.step if step is None else step
         self.clock.recording += self.lane.spent * 1e-9
         self.lane.spent = 0
@@ -443,22 +351,25 @@ class Session:
     @edge
     def flush(self) -> None:
         """Write everything recorded so far."""
-        self._flush()
+        self.write()
         self.outbox.settle()
 
-    def _flush(self, optimizer: Optimizer | None = None) -> None:
-        self.outbox.flush(self.losses.scaling, *self._named(optimizer))
+    def write(self, optimizer: str = "", number: int = 0) -> None:
+        """Write what is known by now.
+
+        Args:
+            optimizer: class of the optimizer that has just stepped, and ``number`` which of the model's it is.
+        """
+        self.clock.flushed()
+        self.outbox.flush(self.losses.scaling, optimizer, number)
         if self.outbox.stopped:
             self._select_step()
-
-    def _named(self, optimizer: Optimizer | None) -> tuple[str, int]:
-        return ("", 0) if optimizer is None else (type(optimizer).__name__, self.state.optimizers.index(optimizer))
 
     def _locate(self, seen: FirstNonFinite, outputs: dict[tuple[int, str], bool]) -> FirstNonFinite | None:
         """Ask the locator, whose replay our own hooks must not record."""
         self._be_silent(True)
         try:
-            return self._locator.locate(seen.step, seen, outputs)
+            return self.locator.locate(seen.step, seen, outputs)
         except Exception as error:  # code that cannot be looked at again: what was seen stands
             self.outbox.failed("locating the first non-finite value", error)
             return seen

@@ -86,11 +86,11 @@ class Switchboard:
         closure = kwargs.get("closure", args[1] if len(args) > 1 and args[0] is optimizer else None)
         for session in self.live():
             session.comes_next("optimizer")
-            session.optimizer_begins(optimizer, closure is not None)
+            session.stepping.begins(optimizer, closure is not None)
 
     def _optimizer_ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for session in self.live():
-            session.optimizer_ends(optimizer)
+            session.stepping.ends(optimizer)
 
     def _backward(
         self, original: Callable[..., Any], tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any
@@ -120,10 +120,10 @@ class Switchboard:
     def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         sessions = self.live()
         for session in sessions:
-            session.scaler_begins(scaler, optimizer)
+            session.stepping.scaler_begins(scaler, optimizer)
         result = original(scaler, optimizer, *args, **kwargs)
         for session in sessions:
-            session.scaler_ends(scaler, optimizer)
+            session.stepping.scaler_ends(scaler, optimizer)
         return result
 
 

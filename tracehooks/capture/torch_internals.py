@@ -272,6 +272,11 @@ def undisturbed_where_needed() -> contextlib.AbstractContextManager[Any]:
     return undisturbed() if modes_active() else without_torch_function()
 
 
+def is_last_forward_hook(module: torch.nn.Module, handle: Any) -> bool:
+    """Whether no forward hook of a module comes after that of a handle."""
+    return bool(next(reversed(module._forward_hooks), None) == handle.id)
+
+
 def silence_backward(module: torch.nn.Module) -> None:
     """Take every hook on a module's backward off it."""
     module._backward_hooks.clear()

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -30,6 +32,11 @@ class Copy:
 def here(x: Tensor) -> bool:
     """Whether a tensor can be read without waiting for a device."""
     return x.is_cpu
+
+
+def host(rows: Tensor) -> NDArray[np.int64]:
+    """Packed rows of the host."""
+    return rows.numpy()
 
 
 def begin_copy(x: Tensor) -> Copy:

@@ -30,8 +30,9 @@ class Copied(NamedTuple):
 
 
 class UpdateProbe:
-    """Small parameters are copied, by the fast lane if they are plain, large ones sampled at fixed, evenly spread, pseudo-random positions; the positions are
-    drawn from a generator of our own, so the run's random state is not touched. All are read in a few calls.
+    """Small parameters are copied, by the fast lane if they are plain, large ones sampled at fixed, evenly spread,
+    pseudo-random positions; the positions are drawn from a generator of our own, so the run's random state is not touched.
+    All are read in a few calls.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -46,7 +47,8 @@ class UpdateProbe:
     def look(self, held: Iterable[Held]) -> None:
         """Remember the values before the step."""
         self._kept, self._copied, self._sampled = [], [], []
-        small, large = [], []
+        small: list[Held] = []
+        large: list[Held] = []
         for one in held:
             (small if one.tensor.numel() <= EXACT_BELOW else large).append(one)
         if self._lane.keep([one.tensor for one in small]):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tracehooks.capture import select
+from tracehooks.capture import select, torch_internals
 from tracehooks.capture.hooks import InputHook, OutputHook, PassBegins, PassEnds, SharedOutputHook, SharedPassHook
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ class Wiring:
         self.held: dict[int, str] = {}
         """Paths of all modules, wrappers too, by the modules' identity."""
         self._handles: list[RemovableHandle] = []
+        self._of_outputs: list[tuple[nn.Module, OutputHook, RemovableHandle | None]] = []
+        """Modules other than the root with hooks of their own; no handle while the hook is off."""
+        self._watching = True
 
     def connect(self) -> None:
         """Put hooks on the root and on every selected module.
@@ -56,8 +59,26 @@ class Wiring:
         """Take every hook off."""
         for handle in self._handles:
             handle.remove()
+        for *_, taken in self._of_outputs:
+            if taken is not None:
+                taken.remove()
         self._handles.clear()
+        self._of_outputs.clear()
+        self._watching = True
         self.paths, self.modules, self.held = {}, {}, {}
+
+    def watch_modules(self, watching: bool) -> None:
+        """Have the hooks of the modules inside the root, or take them off for a while: torch calls a module without hooks
+        on a shorter way. Hooks of others keep their order: where one came after ours, ours stays."""
+        if watching == self._watching or torch_internals.anything_compiled():  # whose guards look at hooks
+            return
+        self._watching = watching
+        for i, (module, hook, handle) in enumerate(self._of_outputs):
+            if not watching and handle is not None and torch_internals.is_last_forward_hook(module, handle):
+                handle.remove()
+                self._of_outputs[i] = module, hook, None
+            elif watching and handle is None:
+                self._of_outputs[i] = module, hook, module.register_forward_hook(hook)
 
     def reconnect(self) -> None:
         """Hook the model as it is now."""
@@ -70,10 +91,14 @@ class Wiring:
 
     def _connect_module(self, path: str, module: nn.Module, hook: OutputHook) -> None:
         try:
-            self._handles.append(module.register_forward_hook(hook))
+            handle = module.register_forward_hook(hook)
         except RuntimeError as error:  # a ScriptModule: opaque, its parents are recorded
             self._note_refused(path, error)
             return
+        if module is self.root:
+            self._handles.append(handle)
+        else:
+            self._of_outputs.append((module, hook, handle))
         wants = self.session.config.record
         if module is not self.root and ("inputs" in wants or ("masks" in wants and select.takes_mask(module))):
             before = InputHook(self.session, path, select.argument_names(module))

@@ -10,7 +10,7 @@ import functools
 import linecache
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple

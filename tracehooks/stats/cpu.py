@@ -50,7 +50,8 @@ DTYPES = {
 }  # fmt: skip
 
 REQUEST = struct.Struct("=qqqqq")
-"""Arguments of ``summarize``: address, elements, options, address of the row, address of earlier elements or 0. One argument costs ctypes least."""
+"""Arguments of ``summarize``: address, elements, options, address of the row, address of earlier elements or 0. One
+argument costs ctypes least."""
 
 MANY_REQUEST = struct.Struct("=qqq")
 """Arguments of ``summarize_many`` and ``nonfinite``: address of as many requests, how many, threads for those that ask
@@ -139,7 +140,11 @@ def load(folder: Path) -> Library:
         held.tracehooks_nonfinite,
         free.tracehooks_hash_rows,
         levels,
-        (_address(free.tracehooks_summarize), _address(free.tracehooks_summarize_many), _address(free.tracehooks_nonfinite)),
+        (
+            _address(free.tracehooks_summarize),
+            _address(free.tracehooks_summarize_many),
+            _address(free.tracehooks_nonfinite),
+        ),
         _door(path),
     )
 
