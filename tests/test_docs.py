@@ -63,7 +63,8 @@ def test_the_readme_names_the_two_commands() -> None:
 def test_every_cause_is_documented() -> None:
     """Each cause that the locator can give stands in docs/causes.md."""
     text = (ROOT / "docs/causes.md").read_text()
-    source = "".join((ROOT / f"tracehooks/locate/{name}.py").read_text() for name in ("causes", "circumstances"))
+    rooms = ("arithmetic", "causes", "circumstances")
+    source = "".join((ROOT / f"tracehooks/locate/{name}.py").read_text() for name in rooms)
     tags = set(re.findall(r'Cause\(\s*"([a-z0-9_]+)"', source)) | set(re.findall(r'_domain\(\s*"([a-z0-9_]+)"', source))
     tags |= set(re.findall(r'(?:return|tag =) "([a-z0-9_]+)"', source)) | {"fp16_overflow", "overflow"}
     assert len(tags) > 20

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tracehooks.core.records import FirstNonFinite
-from tracehooks.locate.causes import Cause
+from tracehooks.locate.case import Cause
 from tracehooks.locate.ops import Details, Op, Place, Status
 
 

@@ -6,62 +6,22 @@ Told from the op and from its operands as they were. Tags are listed in docs/cau
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Cause(NamedTuple):
-    """A tag, a sentence with the numbers, and what to check or change."""
-
-    tag: str
-    sentence: str
-    next_check: str
-
-
-class Case(NamedTuple):
-    """An op that made something non-finite, with its operands; in-place ops with what they overwrote."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tensors: tuple[Tensor, ...]
-    """Floating operands as they were before the op ran."""
-    output: Tensor | None
-    makers: tuple[str, ...] = ()
-    """The op that made each floating operand, empty where none was seen."""
-
-
-Rule = Callable[[Case], Cause | None]
+from tracehooks.locate import arithmetic
+from tracehooks.locate.case import Case, Cause, Rule, dtype_of, finite, operand
 
 
 def cause_of(case: Case) -> Cause:
     """The first rule for this op that applies, else what can be said of any op."""
-    for rule in (*_RULES.get(case.name, ()), _overflow):
+    for rule in (*_RULES.get(case.name, ()), arithmetic.overflow):
         found = rule(case)
         if found is not None:
             return found
-    return Cause("unknown", f"{case.name} made it of finite values", "look at the operands listed above")
-
-
-def case_of(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-    copies: tuple[Any, ...] = (),
-    makers: tuple[str, ...] = (),
-) -> Case:
-    """A case from what a dispatch mode sees. ``copies`` are the operands before an in-place op."""
-    floating = tuple(x for x in args if isinstance(x, Tensor) and x.is_floating_point())
-    lists = tuple(x for arg in args if isinstance(arg, list | tuple) for x in arg if isinstance(x, Tensor))
-    first = output if isinstance(output, Tensor) else next((x for x in _flat(output) if isinstance(x, Tensor)), None)
-    return Case(func.overloadpacket.__name__.rstrip("_"), args, kwargs, copies or floating + lists, first, makers)
-
-
-def _flat(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else ()
+    operands = "operands that hold infinities" if arithmetic.holds_infinity(case) else "finite values"
+    return Cause("unknown", f"{case.name} made it of {operands}", "look at the operands listed above")
 
 
 # ---- rules
@@ -71,7 +31,7 @@ def _softmax(case: Case) -> Cause | None:
     x, dim = case.tensors[0], int(case.args[1]) if len(case.args) > 1 else -1
     masked = int((x == -torch.inf).all(dim).sum()) if x.ndim else 0
     if not masked:
-        return None
+        return arithmetic.total(case)  # its largest element is taken from each of them, and that may be +inf
     rows = x.numel() // max(1, x.shape[dim])
     return Cause(
         "fully_masked_row",
@@ -81,7 +41,7 @@ def _softmax(case: Case) -> Cause | None:
 
 
 def _fused_attention(case: Case) -> Cause | None:
-    masks = [x for x in case.args if isinstance(x, Tensor) and x.dtype == torch.bool]
+    masks = [x for x in (*case.args, *case.kwargs.values()) if isinstance(x, Tensor) and x.dtype == torch.bool]
     additive = [x for x in case.tensors[3:] if x.ndim and bool((x == -torch.inf).all(-1).any())]
     if additive or any(bool(mask.all(-1).any()) for mask in masks if mask.ndim):
         return Cause(
@@ -102,10 +62,10 @@ def _logsumexp(case: Case) -> Cause | None:
 
 def _exp(case: Case) -> Cause | None:
     x = case.tensors[0]
-    largest, limit = float(_finite(x).max()), torch.finfo(x.dtype).max
+    largest, limit = float(finite(x).max()), torch.finfo(x.dtype).max
     return Cause(
         "exp_overflow",
-        f"exp of {largest:.6g} is more than {_dtype(x)} holds ({limit:.4g}, the exponential of {_log(limit):.4g})",
+        f"exp of {largest:.6g} is more than {dtype_of(x)} holds ({limit:.4g}, the exponential of {_log(limit):.4g})",
         "clamp the exponent, or work with its logarithm",
     )
 
@@ -118,7 +78,7 @@ def _logarithm(case: Case) -> Cause | None:
     x = case.tensors[0] + (1 if case.name == "log1p" else 0)
     zeros, negative = int((x == 0).sum()), int((x < 0).sum())
     if negative:
-        sentence = f"{case.name} of negative values, the smallest {float(_finite(case.tensors[0]).min()):.6g}"
+        sentence = f"{case.name} of negative values, the smallest {float(finite(case.tensors[0]).min()):.6g}"
         return Cause("log_of_negative", sentence, "clamp its argument above zero")
     if zeros:
         return Cause(
@@ -130,14 +90,14 @@ def _logarithm(case: Case) -> Cause | None:
 
 
 def _division(case: Case) -> Cause | None:
-    divisor = _operand(case, 1)
+    divisor = operand(case, 1)
     if divisor is None:
         return None
     zero = divisor == 0
     count = int(zero.sum()) if isinstance(zero, Tensor) else int(zero)
     if not count:
-        return None
-    numerator = _operand(case, 0)
+        return arithmetic.quotient(case)
+    numerator = operand(case, 0)
     both = bool(((numerator == 0) & zero).any()) if isinstance(numerator, Tensor) else False
     whole = divisor.numel() if isinstance(divisor, Tensor) else 1
     what = "0/0" if both else "division by zero"
@@ -186,7 +146,7 @@ def _std(case: Case) -> Cause | None:
 def _mean(case: Case) -> Cause | None:
     if case.tensors and case.tensors[0].numel() == 0:
         return Cause("empty_reduction", f"{case.name} over an empty tensor", "skip empty selections")
-    return None
+    return arithmetic.mean(case)
 
 
 def _nll(case: Case) -> Cause | None:
@@ -216,13 +176,18 @@ def _ctc(case: Case) -> Cause | None:
     return None
 
 
-def _batch_norm(case: Case) -> Cause | None:
+def _normalisation(case: Case) -> Cause | None:
     x = case.tensors[0]
-    largest = float(_finite(x).abs().max()) if x.numel() else 0.0
+    if not bool(torch.isfinite(x).all()):
+        return arithmetic.total(case)  # the mean, which is infinite, is taken from each element
+    largest = float(finite(x).abs().max())
+    # the variance is summed up in float32 at least
+    if largest * largest * x.numel() <= max(torch.finfo(x.dtype).max, torch.finfo(torch.float32).max):
+        return None
     return Cause(
         "variance_overflow",
-        f"the variance of values up to {largest:.4g} is more than {_dtype(x)} holds",
-        "look for a corrupt sample, and clamp or drop it before it enters the running statistics",
+        f"the variance of values up to {largest:.4g} is more than {dtype_of(x)} holds",
+        "look for a corrupt sample, and clamp or drop it before it enters a mean or running statistics",
     )
 
 
@@ -237,35 +202,46 @@ def _domain(tag: str, sentence: str, inside: Callable[[Tensor], Tensor]) -> Rule
 
 
 def _power(case: Case) -> Cause | None:
-    base, exponent = _operand(case, 0), _operand(case, 1)
-    if not isinstance(base, Tensor) or not isinstance(exponent, int | float):
-        return None
-    if exponent < 0 and bool((base == 0).any()):
-        return Cause("division_by_zero", f"zero to the power of {exponent:g}", "clamp the base away from zero")
-    if exponent != int(exponent) and bool((base < 0).any()):
-        return Cause("pow_of_negative", f"negative values to the power of {exponent:g}", "clamp the base above zero")
+    base, exponent = (torch.as_tensor(operand(case, index)) for index in (0, 1))
+    told = f"{float(exponent):g}" if exponent.numel() == 1 else "what is no whole number"
+    if bool(((base == 0) & (exponent < 0)).any()):
+        below = told if exponent.numel() == 1 else "less than zero"
+        return Cause("division_by_zero", f"zero to the power of {below}", "clamp the base away from zero")
+    if bool(((base < 0) & (exponent != exponent.trunc())).any()):
+        return Cause("pow_of_negative", f"negative values to the power of {told}", "clamp the base above zero")
     return None
 
 
-def _overflow(case: Case) -> Cause | None:
-    """Finite operands, an infinite result: more than the dtype holds."""
-    x = case.output
-    if x is None or not x.is_floating_point() or not bool(torch.isinf(x).any()):
-        return None
-    if any(not bool(torch.isfinite(t).all()) for t in case.tensors if t.is_floating_point()):
-        return None
-    limit = torch.finfo(x.dtype).max
-    largest = max((float(t.abs().max()) for t in case.tensors if t.numel()), default=0.0)
-    tag = "fp16_overflow" if x.dtype == torch.float16 else "overflow"
-    next_check = (
-        "compute this layer in float32 or bfloat16, or scale its input down"
-        if x.dtype == torch.float16
-        else "look for the value that grew: weights, learning rate, an unscaled input"
-    )
-    return Cause(
-        tag, f"the result is more than {_dtype(x)} holds ({limit:.6g}); operands go up to {largest:.6g}", next_check
-    )
+def _reciprocal(what: str) -> Rule:
+    def rule(case: Case) -> Cause | None:
+        count = int((case.tensors[0] == 0).sum())
+        if count:
+            return Cause("division_by_zero", f"{what} in {count:,} elements", "add an epsilon")
+        return arithmetic.small_divisor(case, case.tensors[0])
 
+    return rule
+
+
+_MATRICES = {
+    (0, 1): ("mm", "bmm", "mv", "dot", "vdot", "matmul"),
+    (1, 2): ("addmm", "addbmm", "addmv", "baddbmm", "_addmm_activation"),
+}
+"""Sums of products over the last dimension of one operand and the last but one of the other, by their positions."""
+_PRODUCTS = (
+    "convolution", "_convolution", "convolution_backward", "mkldnn_convolution", "cudnn_convolution", "conv1d", "conv2d",
+    "conv3d", "einsum", "_trilinear", "addcmul",
+)  # fmt: skip
+_ATTENTION = tuple(
+    f"_scaled_dot_product_{kind}{backward}"
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    for backward in ("", "_backward")
+)
+_TOTALS = ("sum", "cumsum", "trace", "index_add", "scatter_add", "index_put", "lerp")
+_NORMALISATIONS = (
+    "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_batch_norm_with_update", "native_layer_norm",
+    "native_group_norm",
+)  # fmt: skip
+_OWN_PRODUCTS = ("silu", "gelu", "mish", "hardswish", "glu", "prod", "cumprod")
 
 _RULES: dict[str, tuple[Rule, ...]] = {
     "_softmax": (_softmax,),
@@ -274,8 +250,6 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "_masked_softmax": (_fused_attention,),
     "_transformer_encoder_layer_fwd": (_fused_attention,),
     "_native_multi_head_attention": (_fused_attention,),
-    "_scaled_dot_product_flash_attention_for_cpu": (_fused_attention,),
-    "_scaled_dot_product_efficient_attention": (_fused_attention,),
     "logsumexp": (_logsumexp,),
     "exp": (_exp,),
     "exp2": (_exp,),
@@ -288,52 +262,31 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "log1p": (_logarithm,),
     "div": (_division,),
     "true_divide": (_division,),
-    "reciprocal": (lambda case: _zero_operand(case, 0, "division by zero"),),
-    "rsqrt": (lambda case: _zero_operand(case, 0, "reciprocal square root of zero"),),
-    "std": (_std,),
-    "var": (_std,),
-    "var_mean": (_std,),
-    "std_mean": (_std,),
+    "reciprocal": (_reciprocal("division by zero"),),
+    "rsqrt": (_reciprocal("reciprocal square root of zero"),),
+    "std": (_std, arithmetic.total),
+    "var": (_std, arithmetic.total),
+    "var_mean": (_std, arithmetic.total),
+    "std_mean": (_std, arithmetic.total),
     "mean": (_mean,),
     "nll_loss_forward": (_nll,),
     "nll_loss2d_forward": (_nll,),
     "_ctc_loss": (_ctc,),
-    "native_batch_norm": (_batch_norm,),
-    "_native_batch_norm_legit": (_batch_norm,),
-    "cudnn_batch_norm": (_batch_norm,),
-    "_batch_norm_with_update": (_batch_norm,),
     "sqrt": (_domain("sqrt_of_negative", "square root of negative values", lambda x: x >= 0),),
     "acos": (_domain("acos_at_domain_edge", "arc cosine of values beyond 1", lambda x: x.abs() <= 1),),
     "asin": (_domain("acos_at_domain_edge", "arc sine of values beyond 1", lambda x: x.abs() <= 1),),
     "atanh": (_domain("atanh_at_domain_edge", "inverse tanh at or beyond 1", lambda x: x.abs() < 1),),
     "pow": (_power,),
+    "mul": (arithmetic.product,),
+    "add": (arithmetic.difference,),
+    "sub": (arithmetic.difference,),
+    "rsub": (arithmetic.difference,),
+    "linear": (arithmetic.contraction(0, 1, (-1, -1)),),
+    **{name: (arithmetic.contraction(*places),) for places, names in _MATRICES.items() for name in names},
+    **dict.fromkeys(_PRODUCTS, (arithmetic.products,)),
+    **dict.fromkeys(_ATTENTION, (_fused_attention, arithmetic.products)),
+    **dict.fromkeys(_TOTALS, (arithmetic.total,)),
+    **dict.fromkeys(_NORMALISATIONS, (_normalisation,)),
+    **dict.fromkeys(_OWN_PRODUCTS, (arithmetic.own_product,)),
 }
 """Rules by op, tried in order. An op in `_RULES` without a rule that applies may still have overflowed."""
-
-
-def _zero_operand(case: Case, index: int, what: str) -> Cause | None:
-    x = _operand(case, index)
-    count = int((x == 0).sum()) if isinstance(x, Tensor) else 0
-    return Cause("division_by_zero", f"{what} in {count:,} elements", "add an epsilon") if count else None
-
-
-def _operand(case: Case, index: int) -> Any:
-    """An operand by position, as it was before an in-place op."""
-    if index < len(case.args):
-        value = case.args[index]
-        return (
-            case.tensors[0]
-            if index == 0 and case.tensors and isinstance(value, Tensor) and value.is_floating_point()
-            else value
-        )
-    return case.tensors[index] if index < len(case.tensors) else None
-
-
-def _finite(x: Tensor) -> Tensor:
-    wide = x.detach().to(torch.float64)
-    kept = wide[torch.isfinite(wide)]
-    return kept if kept.numel() else wide.new_zeros(1)
-
-
-def _dtype(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from tracehooks.locate.causes import Cause
+from tracehooks.locate.case import Cause
 
 BACKWARD: dict[str, Cause] = {
     "SqrtBackward0": Cause(
@@ -49,6 +49,12 @@ BACKWARD: dict[str, Cause] = {
     "RsqrtBackward0": Cause("division_by_zero", "the derivative of 1/sqrt at zero", "add an epsilon"),
 }
 """Autograd nodes whose derivative is not defined everywhere their op is."""
+
+PRODUCTS = frozenset(
+    f"{op}Backward0"
+    for op in ("Mul", "Mm", "Addmm", "Bmm", "Baddbmm", "Mv", "Dot", "Linear", "Convolution", "Exp", "Prod", "Addcmul")
+)
+"""Autograd nodes whose derivative is a product of the gradient and operands or results of their op."""
 
 MASKED_BRANCH = Cause(
     "masked_branch_gradient",
@@ -132,6 +138,22 @@ def adam_eps(dtype: torch.dtype, eps: float) -> Cause:
         f"eps={eps:g} is zero in {str(dtype).removeprefix('torch.')}, and the second moment underflowed, so the update "
         "divides by zero",
         "keep the parameters or the optimizer's state in float32, or raise eps",
+    )
+
+
+def product_cause(node: str, dtype: torch.dtype, infinite: bool, nan: bool) -> Cause | None:
+    """What a derivative that is a product makes of a finite gradient: of ``infinite`` operands, or else of finite ones."""
+    if node not in PRODUCTS or (infinite and not nan):
+        return None
+    if infinite:
+        sentence = f"the derivative {node} multiplies a gradient of zero by an infinite operand"
+        return Cause("zero_times_inf", sentence, "keep infinities out of products: choose with torch.where instead")
+    name = str(dtype).removeprefix("torch.")
+    return Cause(
+        "fp16_overflow" if dtype == torch.float16 else "overflow",
+        f"the derivative {node} multiplies a finite gradient by finite operands, and that is more than {name} holds "
+        f"({torch.finfo(dtype).max:.6g})",
+        "look for the operand that grew, and for a loss that is scaled too far",
     )
 
 

@@ -18,7 +18,8 @@ from tracehooks.capture.leaves import leaves
 from tracehooks.capture.parameters import Held, held_buffers, held_parameters
 from tracehooks.capture.select import argument_names
 from tracehooks.core.records import FirstNonFinite
-from tracehooks.locate import answers, causes, circumstances, snapshot
+from tracehooks.locate import answers, arithmetic, causes, circumstances, snapshot
+from tracehooks.locate.case import Cause, case_of
 from tracehooks.locate.chain import Birth, birth
 from tracehooks.locate.clip import GradientWatch
 from tracehooks.locate.describe import describe_tensor
@@ -211,12 +212,16 @@ class StepLocator:
         found = self._loss.birth
         if found is None:
             return None
+        made_by, status = found.made_by, found.status
         cause = circumstances.backward_cause(found.node)
+        if cause is None and made_by is not None:
+            infinite = made_by.output.bad or any(source.bad for _, source in made_by.sources)
+            cause = circumstances.product_cause(found.node, found.dtype, infinite, status.nan)
         if cause is None:
-            cause = causes.Cause("unknown", f"the derivative {found.node} made it", "look at the operands of its op")
-        place = found.made_by.place if found.made_by is not None else None
-        first = answers.found(step, "backward", None, found.node, found.status, place)
-        return answers.told(first, self._if_clipped(cause, not found.status.nan))
+            cause = Cause("unknown", f"the derivative {found.node} made it", "look at the operands of its op")
+        place = made_by.place if made_by is not None else None
+        first = answers.found(step, "backward", None, found.node, status, place)
+        return answers.told(first, self._if_clipped(cause, not status.nan))
 
     def _backwards(self, step: int) -> Answer:
         for taken in self._passes:
@@ -237,7 +242,9 @@ class StepLocator:
         if hidden or _through_where(ops, node):
             cause = circumstances.MASKED_BRANCH
         else:
-            cause = circumstances.backward_cause(node.node or "") or answers.cause_of(op)
+            cause, known = answers.cause_of(op), circumstances.backward_cause(node.node or "")
+            if known is not None:  # but a derivative may overflow where it is defined
+                cause = cause._replace(next_check=known.next_check) if cause.tag in arithmetic.OVERFLOWS else known
         self._answer = op.details
         first = answers.found(step, "backward", node.module, node.node, node.output, node.place, op.details)
         return answers.told(first, self._if_clipped(cause, not node.output.nan))
@@ -332,7 +339,7 @@ class StepLocator:
             replay.run()
         return self._replays[id(taken)]
 
-    def _if_clipped(self, cause: causes.Cause, infinite: bool) -> causes.Cause:
+    def _if_clipped(self, cause: Cause, infinite: bool) -> Cause:
         """Clipping by an infinite norm makes NaN of infinite gradients and zero of all others."""
         gradients = [(held.name, held.tensor.grad) for held in self._parameters() if held.tensor.grad is not None]
         dense = [(name, gradient) for name, gradient in gradients if gradient.layout == torch.strided]
@@ -350,7 +357,7 @@ class StepLocator:
         copies: tuple[Any, ...],
         makers: tuple[str, ...],
     ) -> Details:
-        case = causes.case_of(func, args, kwargs, output, copies, makers)
+        case = case_of(func, args, kwargs, output, copies, makers)
         cause = causes.cause_of(case)
         inputs = [describe_tensor(x, self._batch) for x in case.tensors[:4]]
         result = describe_tensor(case.output, self._batch) if case.output is not None else {}

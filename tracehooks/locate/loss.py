@@ -34,6 +34,8 @@ class BackwardBirth:
     node: str
     status: Status
     made_by: Op | None
+    dtype: torch.dtype
+    """Of the gradients that it sent on."""
 
 
 class WatchingMode(Protocol):
@@ -149,7 +151,7 @@ class LossWatch:
             with torch_internals.without_torch_function():
                 if (status := _bad(into)) is not None and _bad(out_of) is None:
                     made = self.mode.made_node(sequence) if self.mode is not None else None
-                    self.birth = BackwardBirth(node, status, made)
+                    self.birth = BackwardBirth(node, status, made, next(x.dtype for x in into if x is not None))
 
         return hook
 

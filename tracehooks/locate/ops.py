@@ -228,7 +228,7 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         # batch norm writes its running statistics without saying so in its schema
         results += [x for x, status in before.statistics if status != self._look(x)]
         if results:
-            self._record(func, args, kwargs, output, results, before.sources, before.copies)
+            self._record(func, args, kwargs, written, results, before.sources, before.copies)
 
     def _record(
         self, func: Any, args: Any, kwargs: Any, output: Any, results: list[Tensor], sources: Any, copies: Any

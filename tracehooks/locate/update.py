@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from tracehooks.locate import answers, causes, circumstances
+from tracehooks.locate import answers, circumstances
+from tracehooks.locate.case import Cause
 from tracehooks.locate.ops import Describe, Op, OpMode
 
 
-def rerun_update(optimizer: Optimizer, parameter: Tensor, describe: Describe) -> tuple[Op, causes.Cause] | None:
+def rerun_update(optimizer: Optimizer, parameter: Tensor, describe: Describe) -> tuple[Op, Cause] | None:
     """The op that makes an update non-finite, and why.
 
     The parameter's value from before the step is gone; where it is not finite zero stands in for it, which leaves the
@@ -37,7 +38,7 @@ def rerun_update(optimizer: Optimizer, parameter: Tensor, describe: Describe) ->
     return None if op is None else (op, _cause(op, optimizer, group, parameter))
 
 
-def _cause(op: Op, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> causes.Cause:
+def _cause(op: Op, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> Cause:
     eps = group.get("eps")
     if eps and "adam" in type(optimizer).__name__.lower() and float(torch.tensor(eps).to(parameter.dtype)) == 0.0:
         return circumstances.adam_eps(parameter.dtype, eps)
