@@ -144,6 +144,30 @@ def test_bad_options(tmp_path, options, message) -> None:
     assert tracehooks.open(tmp_path / "run").steps == [0, 1]
 
 
+@pytest.mark.parametrize("from_step", [0, 2])
+def test_a_predicate_that_raises_disturbs_nothing(tmp_path, capfd, from_step: int) -> None:
+    """Where `every` raises, be it in attach itself, training goes on and the step is recorded; it is said once."""
+
+    def every(step: int) -> bool:
+        if step >= from_step:
+            raise ZeroDivisionError("no such share")
+        return step == 0
+
+    model = nn.Linear(3, 2)
+    with tracehooks.attach(model, tmp_path / "run", every=every):
+        train(model, steps=5)
+    run = tracehooks.open(tmp_path / "run")
+    assert run.status == "closed"
+    assert sorted(set(run.tensors(["step"])["step"].to_pylist())) == [0, *range(max(from_step, 1), 5)]
+    (event,) = run.events(where="kind = 'recorder_error'").to_pylist()
+    assert event["step"] == from_step
+    said = [line for line in capfd.readouterr().err.splitlines() if "every" in line]
+    assert said == [
+        "tracehooks: error inside the recorder, in every(step), taken for a yes (ZeroDivisionError: no such share); "
+        "training goes on, this is said once"
+    ]
+
+
 def test_a_directory_that_is_no_path() -> None:
     """A number is no place for a run."""
     with pytest.raises(tracehooks.TracehooksError, match="option out: got 5, expected the path of a directory"):

@@ -34,10 +34,19 @@ Notice = tuple[str, str, str, dict[str, Any]]
 
 
 class Budget:
-    """Chooses the steps whose tensors are recorded."""
+    """Chooses the steps whose tensors are recorded.
 
-    def __init__(self, share: float | None, every: int | Callable[[int], bool]) -> None:
-        self._share, self._every = share, every
+    Args:
+        failed: is told, with where, of an error of the predicate `every`; the step is then recorded.
+    """
+
+    def __init__(
+        self,
+        share: float | None,
+        every: int | Callable[[int], bool],
+        failed: Callable[[str, Exception], None] = lambda where, error: None,
+    ) -> None:
+        self._share, self._every, self._failed = share, every, failed
         self.stride = 1
         """Of the steps that `every` names, one in so many is recorded."""
         self.ends_only = False
@@ -52,10 +61,13 @@ class Budget:
         """Whether the tensors of this step are recorded. Asked once a step, in order."""
         if not callable(self._every):
             return step % (self._every * self.stride) == 0
-        if not self._every(step):
-            return False
-        self._eligible += 1
-        return self._eligible % self.stride == 0
+        try:
+            named = bool(self._every(step))
+        except Exception as error:  # the user's own code, called where training must go on
+            self._failed("every(step), taken for a yes", error)
+            named = True
+        self._eligible += named
+        return named and self._eligible % self.stride == 0
 
     def step_ended(self, recorded: bool, seconds: float, step: float) -> Notice | None:
         """A step is over: ``seconds`` of the ``step`` seconds it took went to recording. An event when that changes which

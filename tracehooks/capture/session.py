@@ -62,7 +62,7 @@ class Session:
         self.state = ModelState(root, config, self.recorder, ema)
         self.inputs, self.probed = Inputs(self.recorder, config), Probed(self)
         self.steps = Steps(self.state.optimizers.any, first_step)
-        self.clock, self.budget = Clock(), Budget(config.budget, config.every)
+        self.clock, self.budget = Clock(), Budget(config.budget, config.every, self.outbox.failed)
         self.losses = Losses(self.recorder)
         self.wiring = Wiring(self, root)
         self._wants_outputs, self._wants_gradients = (kind in config.record for kind in ("outputs", "output_grads"))
