@@ -20,6 +20,7 @@ from tracehooks.core.records import FirstNonFinite, RunSource
 from tracehooks.core.schema import TABLES
 from tracehooks.storage import Run, RunWriter, open_run
 from tracehooks.storage.parts import _footer  # the tests aim their damage with it
+from tracehooks.storage.tables import TableReader
 
 from .building import batch_of, canonical, files, flips, rows_of, step_batches, tensor_rows
 
@@ -396,3 +397,34 @@ def test_steps_come_from_every_table(tmp_path: Path) -> None:
     writer.close()
     assert open_run(tmp_path).steps == [1, 4]
     assert open_run(tmp_path).ranks == [0]
+
+
+def test_a_run_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its repr is one line, made without reading a tensor: path, model, status, steps, ranks, first non-finite value,
+    problems."""
+    model = {"class": "Net", "modules": [{"path": path} for path in ("", "a", "b")]}
+    for rank in (0, 1):
+        writer = RunWriter(tmp_path, {"model": model}, rank=rank)
+        for step in range(3):
+            writer.write(step_batches(step))
+        if rank:
+            found = FirstNonFinite(2, "forward", "a", "nan", "first non-finite value, step 2, module a\n  and more")
+            event = {"step": 2, "seq": 1, "kind": "nonfinite", "details": json.dumps(found.to_details())}
+            event |= {"micro": 0, "time_ns": 0, "severity": "error", "module": "a", "slot": "output", "message": "m"}
+            writer.write([batch_of("events", [event])])
+        writer.close()
+    read = TableReader.dataset
+    asked: list[str] = []
+    monkeypatch.setattr(TableReader, "dataset", lambda table: asked.append(table._table) or read(table))
+    assert repr(open_run(tmp_path)) == (
+        f"<Run {tmp_path}: Net, 3 modules, closed, 3 steps (0 to 2), 2 ranks, first non-finite value, step 2, module a>"
+    )
+    assert "tensors" not in asked
+
+
+def test_a_run_without_steps_or_description_says_so(tmp_path: Path) -> None:
+    """What is not known is left out of its repr; what cannot be read is counted."""
+    RunWriter(tmp_path / "a", {}).close()
+    assert repr(open_run(tmp_path / "a")) == f"<Run {tmp_path / 'a'}: closed, no steps>"
+    (recorded(tmp_path / "b") / "run.json").unlink()
+    assert repr(open_run(tmp_path / "b")) == f"<Run {tmp_path / 'b'}: crashed, 6 steps (0 to 5), 1 problem>"

@@ -79,10 +79,7 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """The numbers of the steps that have a row in any table, sorted."""
-        found: set[int] = set()
-        for table in TABLES:
-            found.update(pc.unique(self.read(table, ["step"])["step"]).to_pylist())
-        return sorted(found)
+        return sorted({step for table in TABLES for step in self._steps_of(table)})
 
     @property
     def first_nonfinite(self) -> FirstNonFinite | None:
@@ -101,6 +98,22 @@ class Run:
                 return found
             of_evaluation = of_evaluation or found
         return of_evaluation
+
+    def __repr__(self) -> str:
+        """One line: path, model, status, steps, ranks, the first non-finite value, problems. No tensors are read where there
+        are scalars, which every step has."""
+        model, ranks = self._info.get("model") or {}, self.ranks
+        steps = sorted(self._steps_of("scalars")) or self.steps
+        first = self.first_nonfinite
+        parts = [
+            f"{model['class']}, {_counted(model.get('modules', ()), 'module')}" if "class" in model else "",
+            self.status,
+            f"{_counted(steps, 'step')} ({steps[0]} to {steps[-1]})" if steps else "no steps",
+            f"{len(ranks)} ranks" if len(ranks) > 1 else "",
+            first.message.partition("\n")[0] if first else "",
+            _counted(self._problems, "problem") if self._problems else "",
+        ]
+        return f"<Run {self.path}: {', '.join(filter(None, parts))}>"
 
     def dataset(self, table: str) -> ds.Dataset:
         """Every readable row of the table exactly once, with an int32 column ``rank`` added, as one lazy dataset.
@@ -172,6 +185,9 @@ class Run:
             raise QueryError(where, "this run was opened without an SQL engine; pass a pyarrow.dataset.Expression")
         return self._select(dataset, columns, where).unify_dictionaries()
 
+    def _steps_of(self, table: str) -> set[int]:
+        return set(pc.unique(self.read(table, ["step"])["step"]).to_pylist())
+
     def _table(self, table: str) -> TableReader:
         if table not in self._tables:
             raise UnknownNameError("table", table, self._tables, str(self.path))
@@ -196,3 +212,7 @@ class Run:
                 raise
             self._note(Problem("run.json", str(error)))
         return {}
+
+
+def _counted(items: Sequence[Any], name: str) -> str:
+    return f"{len(items)} {name}{'' if len(items) == 1 else 's'}"
