@@ -99,5 +99,7 @@ def test_what_is_missing_is_named(
 
 def test_what_is_no_state_dict_is_refused() -> None:
     """The error says what was given and what was expected."""
+    with pytest.raises(InvalidOptionError, match=r"model: got None, expected a torch\.nn\.Module"):
+        tracehooks.checkpoint.check(None, {"weight": torch.ones(1)})
     with pytest.raises(InvalidOptionError, match="expected a state dict"):
         tracehooks.checkpoint.check(net(), {"epoch": 3})

@@ -185,3 +185,9 @@ def test_first_bad_by_growth_and_by_a_test(tmp_path: Path) -> None:
     assert (found.path, found.why) == (str(paths[1]), "too late")
     with pytest.raises(InvalidOptionError, match="at least one checkpoint"):
         checkpoint.first_bad([])
+    for name, wrong in {"paths": "a.pt", "test": 5}.items():
+        given = {"paths": paths, name: wrong}
+        with pytest.raises(InvalidOptionError, match=f"option {name}: got {wrong!r}, expected a"):
+            checkpoint.first_bad(**given)
+    with pytest.raises(InvalidOptionError, match="got 5, expected paths of checkpoints"):
+        checkpoint.first_bad([5])

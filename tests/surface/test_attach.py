@@ -168,8 +168,10 @@ def test_a_predicate_that_raises_disturbs_nothing(tmp_path, capfd, from_step: in
     ]
 
 
-def test_a_directory_that_is_no_path() -> None:
-    """A number is no place for a run."""
+def test_what_is_no_model_and_no_path() -> None:
+    """None is nothing to record, and a number no place for a run."""
+    with pytest.raises(tracehooks.TracehooksError, match=r"option model: got None, expected a torch\.nn\.Module"):
+        tracehooks.attach(None)
     with pytest.raises(tracehooks.TracehooksError, match="option out: got 5, expected the path of a directory"):
         tracehooks.attach(nn.Linear(3, 2), 5)
 

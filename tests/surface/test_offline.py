@@ -57,6 +57,10 @@ WRONG = {
     "query": (lambda run: offline.query({}, "FROM scalars"), "run: got 'dict', expected a run directory's path"),
     "control": (lambda run: offline.verify_fix(run, run, control="c"), "control: got 'c', expected a pair of runs"),
     "no pair": (lambda run: offline.verify_fix(run, run, [run]), "control: got '0 runs', expected as many as without"),
+    "rename": (lambda run: offline.diff(run, run, rename=5), "rename: got 5, expected 'old=new'"),
+    "repair": (lambda run: offline.repair(5), "path: got 5, expected the path of a run directory"),
+    "columns": (lambda run: offline.open(run).tensors("step"), "columns: got 'step', expected a list of names"),
+    "where": (lambda run: offline.open(run).tensors(where=5), "where: got 5, expected an SQL condition"),
     "checkpoint": (lambda run: tracehooks.checkpoint.inspect(None), "checkpoint: got None, expected the path"),
 }
 

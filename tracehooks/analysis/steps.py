@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracehooks.analysis.window import Bools, Ints
-from tracehooks.core.errors import InvalidOptionError, UnknownNameError
+from tracehooks.core.errors import InvalidOptionError, UnknownNameError, shown
 
 Steps = int | range | slice | Iterable[int] | None
 Rename = Mapping[str, str] | Sequence[str] | None
@@ -137,12 +137,12 @@ def _whole(number: object) -> int:
 
 
 def _listed(rename: Sequence[str]) -> list[tuple[str, str]]:
-    rules = [rename] if isinstance(rename, str) else list(rename)
+    rules = list(rename) if isinstance(rename, list | tuple) else [rename]
     pairs = []
     for rule in rules:
-        old, equals, new = rule.rpartition("=")
+        old, equals, new = rule.rpartition("=") if isinstance(rule, str) else ("", "", "")
         if not equals or not old:
-            raise InvalidOptionError("rename", rule, "'old=new', old being a regular expression on module paths")
+            raise InvalidOptionError("rename", shown(rule), "'old=new', old being a regular expression on module paths")
         pairs.append((old, new))
     return pairs
 
@@ -150,7 +150,7 @@ def _listed(rename: Sequence[str]) -> list[tuple[str, str]]:
 def _rule(item: tuple[str, str]) -> tuple[re.Pattern[str], str]:
     try:
         return re.compile(item[0]), item[1]
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise InvalidOptionError("rename", item[0], f"a regular expression ({error})") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracehooks.core.errors import InvalidOptionError
+from tracehooks.core.errors import InvalidOptionError, shown
 from tracehooks.core.records import Finding
 
 RULE = "checkpoint_not_loaded"
@@ -31,8 +31,10 @@ def check(model: nn.Module, state: Mapping[str, Any]) -> list[Finding]:
         shape_mismatch, values_differ or missing_keys.
 
     Raises:
-        InvalidOptionError: ``state`` is no mapping with a tensor in it.
+        InvalidOptionError: ``model`` is no module, or ``state`` no mapping with a tensor in it.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError("model", shown(model), "a torch.nn.Module")
     kept = (
         {name: value for name, value in state.items() if isinstance(value, Tensor)}
         if isinstance(state, Mapping)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,8 @@ from tracehooks.checkpoint.inspection import Inspection, inspect
 from tracehooks.checkpoint.names import of_optimizer
 from tracehooks.checkpoint.opened import Checkpoint, open_checkpoint
 from tracehooks.checkpoint.stored import Stored
-from tracehooks.core.errors import CheckpointError, InvalidOptionError
+from tracehooks.core import arguments
+from tracehooks.core.errors import CheckpointError, InvalidOptionError, shown
 
 GREW = 100.0
 """A weight whose rms is this many times what it was in the first checkpoint has exploded."""
@@ -138,7 +139,7 @@ class FirstBad:
         return asdict(self)
 
 
-def first_bad(paths: Sequence[PathLike], test: Callable[[Path], str] | None = None) -> FirstBad:
+def first_bad(paths: Iterable[PathLike], test: Callable[[Path], str] | None = None) -> FirstBad:
     """The first unhealthy checkpoint, by binary search: what is unhealthy is taken to stay so.
 
     Args:
@@ -147,10 +148,19 @@ def first_bad(paths: Sequence[PathLike], test: Callable[[Path], str] | None = No
             `verify` finds, and weights that have grown beyond 100 times their size in the first checkpoint.
 
     Raises:
-        InvalidOptionError: no paths.
+        InvalidOptionError: no paths, or one path where a list of them is wanted.
     """
+    if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
+        raise InvalidOptionError(
+            "paths", shown(paths), "a list of checkpoints, in the order in which they were written"
+        )
+    paths = list(paths)
     if not paths:
-        raise InvalidOptionError("paths", list(paths), "at least one checkpoint")
+        raise InvalidOptionError("paths", paths, "at least one checkpoint")
+    for path in paths:
+        arguments.path("paths", path, "paths of checkpoints")
+    if test is not None:
+        arguments.function("test", test, "the path of a checkpoint → what is wrong with it, nothing when it is healthy")
     chosen = [Path(path) for path in paths]
     ask = test or _by_weights(chosen[0])
     answers: dict[int, str] = {}

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from tracehooks.analysis.diff import Diff, diff
 from tracehooks.analysis.steps import Rename
+from tracehooks.core import arguments
 from tracehooks.core.errors import GoldenError, InvalidOptionError
 from tracehooks.experiments.recording import LossFn, record_step
 from tracehooks.storage import open_run
@@ -58,7 +59,7 @@ def save(
         GoldenError: the directory holds a golden batch already.
         InvalidOptionError: something in the batch or the metadata that cannot be saved; where it is, is said.
     """
-    folder = Path(path)
+    folder = _folder(path)
     if (folder / DESCRIPTION).exists():
         raise GoldenError(folder, "holds a golden batch already; choose another directory, or delete it")
     tensors: dict[str, Tensor] = {}
@@ -81,7 +82,7 @@ def load(path: PathLike) -> Golden:
     Raises:
         GoldenError: there is none, or it is damaged.
     """
-    folder = Path(path)
+    folder = _folder(path)
     try:
         described = json.loads((folder / DESCRIPTION).read_text())
         if described["version"] > VERSION:
@@ -118,6 +119,8 @@ def record(
         RunExistsError: ``out`` holds a run.
     """
     golden = load(path)
+    if out is not None:
+        arguments.path("out", out, "the path of a run directory, or None")
     run = golden.path / EXPECTED if out is None else Path(out)
     notes = (f"golden batch {golden.path.name}, seed {seed}",)
     return record_step(model, loss_fn, golden.batch, run, seed=seed, notes=notes, options=options)
@@ -139,6 +142,8 @@ def check(
         GoldenError: there is no such batch, or nothing to compare with.
     """
     golden = load(path)
+    if against is not None:
+        arguments.path("against", against, "the path of a run, or None")
     reference = golden.expected if against is None else Path(against)
     if reference is None:
         raise GoldenError(golden.path, "nothing was recorded of it yet; record() a healthy version first")
@@ -146,6 +151,11 @@ def check(
     with tempfile.TemporaryDirectory() as folder:
         run = record(path, Path(folder) / "checked", model, loss_fn, seed=seed, options=options)
         return diff(open_run(reference), open_run(run), tolerance=tolerance, rename=rename)
+
+
+def _folder(path: PathLike) -> Path:
+    arguments.path("path", path, "the path of a golden batch's directory")
+    return Path(path)
 
 
 def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from tracehooks.capture.leaves import leaves
 from tracehooks.capture.select import argument_names, unwrap
-from tracehooks.core.errors import InvalidOptionError, UnknownNameError
+from tracehooks.core.errors import InvalidOptionError, UnknownNameError, shown
 from tracehooks.core.records import Check, Verdict
+from tracehooks.experiments.given import one_batch
 from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import LossFn, record_step
 from tracehooks.experiments.training import norm
@@ -83,14 +84,19 @@ def influence(
 
     Raises:
         UnknownNameError: an input that the batch does not hold; its names are listed.
+        InvalidOptionError: an argument of another kind.
     """
+    ask = _mean_square if loss_fn is None else loss_fn
+    one_batch(model, ask, batch)
+    if not isinstance(inputs, Iterable | None):
+        raise InvalidOptionError("inputs", shown(inputs), "names of inputs, or None for all")
     named = _Named(model, batch)
     wanted = [inputs] if isinstance(inputs, str) else list(named.tensors if inputs is None else inputs)
     for name in wanted:
         if name not in named.tensors:
-            raise UnknownNameError("input", name, named.tensors, "influence()")
+            raise UnknownNameError("input", str(name), named.tensors, "influence()")
     with tempfile.TemporaryDirectory() as folder, progress("influence", len(wanted) * len(CHANGES), quiet) as done:
-        watched = _Watched(model, loss_fn or _mean_square, Path(folder), seed)
+        watched = _Watched(model, ask, Path(folder), seed)
         base = watched.run(batch)
         rows = []
         for name in wanted:

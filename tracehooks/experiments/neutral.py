@@ -16,8 +16,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from tracehooks import stats
 from tracehooks.capture.leaves import leaves
-from tracehooks.core.errors import InvalidOptionError
+from tracehooks.core.arguments import function, whole
+from tracehooks.core.errors import InvalidOptionError, shown
 from tracehooks.core.records import Check, Verdict
+from tracehooks.experiments.given import a_model
 from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import recording
 from tracehooks.experiments.training import KeptOptimizer, as_it_was
@@ -33,7 +35,7 @@ def neutrality(
     *,
     steps: int = 5,
     rounds: int = 3,
-    keep: Iterable[Any] = (),
+    keep: Any = (),
     quiet: bool = False,
     **options: Any,
 ) -> Verdict:
@@ -47,16 +49,19 @@ def neutrality(
             returns (a loss, outputs) is compared, too.
         steps: how many steps make a run; the first is not timed.
         rounds: runs of each kind that are timed, in turn.
-        keep: what else a step changes, each with ``state_dict()`` and ``load_state_dict()``: a scheduler, a scaler.
+        keep: what else a step changes, one thing or several, each with ``state_dict()`` and ``load_state_dict()``: a
+            scheduler, a scaler.
         quiet: draw no bar.
         options: of the recording, as attach() takes them.
 
     Raises:
-        InvalidOptionError: fewer than two steps, or no round.
+        InvalidOptionError: fewer than two steps, no round, or an argument of another kind.
     """
-    if steps < 2 or rounds < 1:
-        raise InvalidOptionError("steps, rounds", (steps, rounds), "at least 2 steps and 1 round")
-    held = _Held(model, keep)
+    a_model(model)
+    function("step_fn", step_fn, "model → what one step of training returns")
+    whole("steps", steps, "at least 2 steps", 2)
+    whole("rounds", rounds, "at least 1 round", 1)
+    held = _Held(model, _kept(keep))
     with tempfile.TemporaryDirectory() as folder, progress("neutrality", 2 + 2 * rounds, quiet) as done:
 
         def run(name: str = "") -> tuple[dict[str, list[bytes]], list[float]]:
@@ -78,11 +83,22 @@ def neutrality(
     return _verdict(bare[0], again[0], [found for found, _ in watched], seconds, recorded, blind)
 
 
+def _kept(keep: Any) -> list[Any]:
+    """What else a step changes; one thing may be given by itself."""
+    things = list(keep) if isinstance(keep, Iterable) else [keep]
+    for thing in things:
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise InvalidOptionError(
+                "keep", shown(thing), "what has state_dict() and load_state_dict(), or a list of it"
+            )
+    return things
+
+
 class _Held:
     """What a run of steps changes, and how it comes back."""
 
-    def __init__(self, model: nn.Module, keep: Iterable[Any]) -> None:
-        self._model, self._keep = model, list(keep)
+    def __init__(self, model: nn.Module, keep: list[Any]) -> None:
+        self._model, self._keep = model, keep
         self.optimizers: dict[int, KeptOptimizer] = {}
         """Optimizers that stepped, as they were when they first did."""
 

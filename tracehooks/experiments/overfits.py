@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from tracehooks.core.errors import InvalidOptionError
+from tracehooks.core.arguments import number, whole
 from tracehooks.core.records import Check, Verdict
+from tracehooks.experiments.given import an_optimizer, one_batch
 from tracehooks.experiments.objective import look_at
 from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import LossFn, seed_all
@@ -58,10 +59,13 @@ def overfit(
         quiet: draw no bar.
 
     Raises:
-        InvalidOptionError: ``loss_fn`` returns no loss, the model has nothing to train, or there is no step to try.
+        InvalidOptionError: ``loss_fn`` returns no loss, the model has nothing to train, there is no step to try, or an
+            argument of another kind.
     """
-    if steps < 1:
-        raise InvalidOptionError("steps", steps, "at least 1 step")
+    one_batch(model, loss_fn, batch)
+    an_optimizer(optimizer)
+    whole("steps", steps, "at least 1 step", 1)
+    number("enough", enough, "a share of the first loss, above 0", lambda share: share > 0)
     parameters = trainable(model)
     with as_it_was(model, optimizer), without_dropout(model), torch.enable_grad():
         seed_all(seed)

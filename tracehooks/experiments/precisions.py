@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from torch import nn
 from tracehooks.analysis.diff import Diff, diff
 from tracehooks.analysis.first import first_in_rows
 from tracehooks.analysis.tolerance import EPSILON
+from tracehooks.core.arguments import number
 from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.records import FirstNonFinite
+from tracehooks.experiments.given import one_batch
 from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import record_step, seed_all, untouched
 from tracehooks.experiments.rounding import LossyOp, lossy_ops
@@ -99,8 +102,10 @@ def precision(
         quiet: draw no bar.
 
     Raises:
-        InvalidOptionError: another dtype.
+        InvalidOptionError: another dtype, or an argument of another kind.
     """
+    one_batch(model, loss_fn, batch)
+    number("scale", scale, "a number above 0", lambda factor: 0 < factor < math.inf)
     dtype = str(dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise InvalidOptionError("dtype", dtype, " or ".join(DTYPES))

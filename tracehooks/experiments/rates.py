@@ -15,11 +15,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from tracehooks.core.arguments import number, whole
 from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.records import Check, Verdict
+from tracehooks.experiments.given import a_loss, an_optimizer, gives_batches
 from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import LossFn, seed_all
 from tracehooks.experiments.training import as_it_was, loss_of, norm, step, trainable
+from tracehooks.locate.replay import Randomness
 
 RISE = 0.01
 """A rate is stable when its steps raise the loss by no more than this share of it."""
@@ -51,8 +54,8 @@ def learning_rate_range(
 
     Args:
         loss_fn: (model, batch) → the loss, a tensor of one element.
-        batches: a list of batches, or an iterator, of which as many are taken as there are steps, in turn; anything else is
-            one batch for all steps.
+        batches: a list of batches, an iterator or a DataLoader, of which as many are taken as there are steps, in turn;
+            anything else is one batch for all steps.
         lowest, highest: the rates between which to look.
         rates: how many to try, each a factor above the last.
         steps: how many steps at each.
@@ -62,8 +65,14 @@ def learning_rate_range(
 
     Raises:
         InvalidOptionError: rates in the wrong order, too few rates or steps, no batches, a loss that is none, nothing to
-            train.
+            train, or an argument of another kind.
     """
+    a_loss(model, loss_fn)
+    an_optimizer(optimizer)
+    for name, value in (("lowest", lowest), ("highest", highest)):
+        number(name, value, "a learning rate")
+    for name, value in (("rates", rates), ("steps", steps)):
+        whole(name, value, "a whole number", 0)
     if not 0 < lowest < highest or rates < 2 or steps < 1:
         asked = (lowest, highest, rates, steps)
         raise InvalidOptionError(
@@ -90,8 +99,11 @@ def learning_rate_range(
 
 def _in_turn(batches: Any, steps: int) -> list[Any]:
     """The batches as a list: of an iterator no more than are used, for it may never end."""
-    if isinstance(batches, Iterator):
-        return list(itertools.islice(batches, steps))
+    if gives_batches(batches):
+        randomness = Randomness()  # which a DataLoader uses
+        taken = list(itertools.islice(batches, steps))
+        randomness.restore()
+        return taken
     return batches if isinstance(batches, list) else [batches]
 
 

@@ -17,7 +17,9 @@ from tracehooks.capture.select import unwrap
 from tracehooks.capture.session import Session
 from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
+from tracehooks.core.arguments import whole
 from tracehooks.core.config import resolve
+from tracehooks.experiments.given import one_batch
 from tracehooks.locate.locator import StepLocator
 from tracehooks.locate.replay import Randomness
 from tracehooks.storage import RunWriter
@@ -46,7 +48,9 @@ def record_step(
 
     Raises:
         RunExistsError: ``out`` holds a run.
+        InvalidOptionError: no model, no function, or where batches are from instead of one.
     """
+    one_batch(model, loss_fn, batch)
     with untouched(model), recording(model, out, {"record": RECORDED, **(options or {})}, notes) as trace:
         seed_all(seed)
         with trace.step_scope(), torch.enable_grad():
@@ -105,7 +109,12 @@ def untouched(*models: nn.Module) -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch's, NumPy's and Python's generators."""
+    """Seed torch's, NumPy's and Python's generators.
+
+    Raises:
+        InvalidOptionError: ``seed`` is none that all of them take.
+    """
+    whole("seed", seed, "a whole number from 0 to 2**32 - 1", 0, 2**32 - 1)
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

@@ -30,6 +30,7 @@ from tracehooks.capture.select import named_modules, unwrap
 from tracehooks.core.config import Config
 from tracehooks.core.errors import InvalidOptionError
 from tracehooks.core.names import split_parameter
+from tracehooks.experiments.given import a_model, one_batch
 from tracehooks.experiments.recording import seed_all, untouched
 from tracehooks.locate.replay import Randomness
 from tracehooks.stats import Spec
@@ -59,13 +60,16 @@ def shadow(
         each of them computes something else from equal inputs. The root, which would be the whole model, is left out.
 
     Raises:
-        InvalidOptionError: the two have no module in common.
+        InvalidOptionError: the two have no module in common, or an argument of another kind.
     """
+    feed = _feed if loss_fn is None else loss_fn
+    a_model(model_a, "model_a")
+    a_model(model_b, "model_b")
+    one_batch(model_a, feed, batch)
     root_a, root_b = unwrap(model_a), unwrap(model_b)
     shared = [path for path in named_modules(root_a) if path and path in named_modules(root_b)]
     if not shared:
         raise InvalidOptionError("model_b", type(root_b).__name__, "a model with modules of the same paths as model_a")
-    feed = loss_fn or _feed
     with tempfile.TemporaryDirectory() as folder, untouched(root_a, root_b), torch.no_grad():
         pair = _Pair(root_a, root_b, shared, seed)
         seed_all(seed)

@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from tracehooks.core.errors import NotARunError, QueryError, UnknownNameError, UnreadableRunError
+from tracehooks.core.errors import (
+    InvalidOptionError,
+    NotARunError,
+    QueryError,
+    UnknownNameError,
+    UnreadableRunError,
+    shown,
+)
 from tracehooks.core.records import FirstNonFinite, Problem
 from tracehooks.core.schema import TABLES
 from tracehooks.storage.info import load_info
@@ -140,8 +147,13 @@ class Run:
         Raises:
             UnknownNameError: a table or column that does not exist; the nearest are listed.
             QueryError: an SQL condition and nothing to evaluate it.
+            InvalidOptionError: an argument of another kind.
         """
         reader = self._table(table)
+        if isinstance(columns, str) or not isinstance(columns, Sequence | None):
+            raise InvalidOptionError("columns", shown(columns), "a list of names of columns, or None for all")
+        if not isinstance(where, str | ds.Expression | None):
+            raise InvalidOptionError("where", shown(where), "an SQL condition, a pyarrow.dataset.Expression, or None")
         for name in columns or ():
             if name not in read_schema(table).names:
                 raise UnknownNameError("column", name, read_schema(table).names, table)
@@ -190,7 +202,7 @@ class Run:
 
     def _table(self, table: str) -> TableReader:
         if table not in self._tables:
-            raise UnknownNameError("table", table, self._tables, str(self.path))
+            raise UnknownNameError("table", str(table), self._tables, str(self.path))
         return self._tables[table]
 
     def _note(self, problem: Problem) -> None:

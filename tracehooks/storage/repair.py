@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from tracehooks.core import arguments
 from tracehooks.core.errors import UnreadableRunError
 from tracehooks.storage.durable import writing
 from tracehooks.storage.info import load_info, now, save_info
@@ -27,7 +28,9 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
         NotARunError, FormatVersionError, UnreadableRunError: as `open_run`.
         RunBusyError: a live process writes the run; nothing was changed.
         UnwritableError: a part cannot be written; the rows stay in the journal.
+        InvalidOptionError: something that is no path.
     """
+    arguments.path("path", path, "the path of a run directory")
     open_run(path)
     layout = Layout(Path(path))
     done: list[str] = []

@@ -104,7 +104,7 @@ def default_path(root: nn.Module) -> Path:
 def _check_types(model: object, out: object, optimizer: object, scaler: object, ema: object) -> None:
     """Optimizers and scalers of other libraries need not be torch's classes: they are known by what they have."""
     if not isinstance(model, nn.Module):
-        raise InvalidOptionError("model", type(model).__name__, "a torch.nn.Module")
+        raise InvalidOptionError("model", shown(model), "a torch.nn.Module")
     if out is not None and not isinstance(out, str | os.PathLike):
         raise InvalidOptionError("out", shown(out), "the path of a directory")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
