@@ -371,32 +371,6 @@ def test_environment_is_told_but_does_not_count() -> None:
     assert "run.json:\n  git.commit: abc → absent" in str(found)
 
 
-def test_nothing_recorded() -> None:
-    """Two empty runs are identical, and the words say that there was nothing to compare."""
-    found = diff(TraceBuilder().run(), TraceBuilder().run())
-    assert found.identical
-    assert str(found) == "a and b: nothing to compare, neither run has rows"
-
-
-def test_essay() -> None:
-    """The words name the first divergence with both numbers, the culprit, and how far the difference reached."""
-
-    def change(step: int, site: str, columns: dict[str, Any]) -> None:
-        if step == 1 and site in ("forward blocks.2.fc.output", "forward .output"):
-            columns.update(hash=1, mean=2.5)
-
-    told = str(diff(training().run(), training(change=change).run()))
-    assert told.splitlines() == [
-        "a and b differ",
-        told.splitlines()[1],
-        told.splitlines()[2],
-        "2 of 13 sites differ, in 1 step; rows: 37 equal, 2 differs",
-    ]
-    assert told.splitlines()[1].startswith("first divergence: step 1: blocks.2.fc output (forward): float32[4]: ")
-    assert "→ 2.5" in told.splitlines()[1]
-    assert told.splitlines()[2].startswith("cause: module: step 1: blocks.2.fc output (forward)")
-
-
 def _other_weight(step: int, site: str, columns: dict[str, Any]) -> None:
     if step == 1 and site == "parameter blocks.1.fc.weight":
         columns |= {"hash": 7, "mean": 9.0}

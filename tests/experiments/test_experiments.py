@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,10 @@ def test_every_local_change_is_found_whatever_came_before() -> None:
     }
     why = {item.module: item.why for item in found.culprits}
     assert why["blocks.0.up"] == "its parameter weight differs"
+    assert all(
+        re.fullmatch(r"differs, relative difference [\d.e-]{1,7}, relative L2 [\d.e-]{1,7} ± [\d.e-]{1,5}", item.detail)
+        for item in found.culprits
+    )
     assert why["blocks.3.act"] == "its code differs: inputs and parameters are equal"
 
 
@@ -108,6 +113,9 @@ def test_precision_names_the_overflow() -> None:
     assert "first op to lose: aten.addmm.default in middle (forward), float16, " in str(found)
     assert found.to_json()["ops"][0]["line"] == found.ops[0].line
     assert "overflow: step 0: " in str(found)
+    assert re.search(
+        r"tensors and scalars are more than 10 roundings of float16 apart, the first of them \S+ \S+", str(found)
+    )
     assert found.to_json()["overflow"]["module"] == "middle"
 
 
@@ -133,6 +141,11 @@ def test_precision_of_a_harmless_model(dtype: str | torch.dtype) -> None:
     assert found.b == "bfloat16"
     assert (found.overflow, found.scaled_overflow, found.keep_float32) == (None, None, ())
     assert (found.ops, found.scaled_ops) == ((), ())
+    lowered = found.counts["dtype"]
+    assert lowered > 3
+    assert str(found).splitlines()[-1] == (
+        f"all {len(found.rows)} tensors and scalars agree within 10 roundings of bfloat16; {lowered} of them are kept in it"
+    )
 
 
 class Centred(nn.Module):

@@ -13,6 +13,8 @@ from tracehooks.analysis.moved import in_words
 if TYPE_CHECKING:
     from tracehooks.analysis.diff import Diff
 
+_SITE = ["phase", "module", "slot", "call"]
+
 LISTED = 10
 """Items of a list that are spelled out; the rest is counted."""
 
@@ -58,17 +60,19 @@ def _beside(found: Diff) -> Iterator[str]:
 
 
 def _extent(found: Diff) -> str:
-    beyond = found.differing
-    differing, recorded = _sites(beyond), _sites(found.rows)
-    steps = len(pc.unique(beyond["step"]))
+    (sites, scalars), (of_sites, of_scalars) = _places(found.differing), _places(found.rows)
+    parts = [f"{sites} of {_counted(of_sites, 'site')}"] if sites or not scalars else []
+    parts += [f"{scalars} of {_counted(of_scalars, 'scalar')}"] if scalars else []
+    steps = len(pc.unique(found.differing["step"]))
     told = ", ".join(f"{count} {status}" for status, count in found.counts.items() if count)
-    return f"{differing} of {_counted(recorded, 'site')} differ, in {_counted(steps, 'step')}; rows: {told}"
+    return f"{' and '.join(parts)} differ, in {_counted(steps, 'step')}; rows: {told}"
 
 
-def _sites(rows: pa.Table) -> int:
-    return len(
-        rows.select(["phase", "module", "slot", "call"]).group_by(["phase", "module", "slot", "call"]).aggregate([])
-    )
+def _places(rows: pa.Table) -> tuple[int, int]:
+    """How many sites and how many scalars, which have no module, there are rows of."""
+    places = rows.select(_SITE).group_by(_SITE).aggregate([])
+    scalars = places["module"].null_count
+    return len(places) - scalars, scalars
 
 
 def _listed(title: str, items: Sequence[object]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from tracehooks.analysis.first import first_in_rows
 from tracehooks.analysis.tolerance import EPSILON
 from tracehooks.core.arguments import number
 from tracehooks.core.errors import InvalidOptionError
-from tracehooks.core.records import FirstNonFinite
+from tracehooks.core.records import FirstNonFinite, Site
 from tracehooks.experiments.given import one_batch
 from tracehooks.experiments.progress import progress
 from tracehooks.experiments.recording import record_step, seed_all, untouched
@@ -29,6 +29,8 @@ SCALE = 2.0**16
 
 BEYOND = 10.0
 """A module whose output is this many roundings of the lower precision away from the full one's should stay in float32."""
+
+SITE = ("module", "slot", "phase", "call")
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -65,7 +67,24 @@ class PrecisionDiff(Diff):
         lines.append(f"gradients that lose elements to zero: {len(lost)}")
         lines += [f"  {name}: {plain} unscaled, {scaled} scaled" for name, (plain, scaled) in list(lost.items())[:10]]
         lines.append(f"keep in float32: {', '.join(self.keep_float32) or 'nothing stands out'}")
-        return "\n".join([*lines, super().__str__()])
+        return "\n".join([*lines, self._agreement()])
+
+    def _agreement(self) -> str:
+        """How far the two are apart beyond what was asked for: another dtype, within its rounding."""
+        rows = self.differing.to_pylist()
+        beyond = [row for row in rows if not _only_lowered(row)]
+        if not beyond:
+            return (
+                f"all {len(self.rows)} tensors and scalars agree within {BEYOND:g} roundings of {self.dtype}; "
+                f"{len(rows)} of them are kept in it"
+            )
+        first = beyond[0]
+        site = first["slot"] if first["module"] is None else Site(*(first[name] for name in SITE))
+        apart = first["status"] if first["difference"] is None else f"relative difference {first['difference']:.2g}"
+        return (
+            f"{len(beyond)} of {len(self.rows)} tensors and scalars are more than {BEYOND:g} roundings of {self.dtype} "
+            f"apart, the first of them {site}: {apart}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -156,6 +175,11 @@ def precision(
             ops=ops,
             scaled_ops=scaled_ops,
         )
+
+
+def _only_lowered(row: dict[str, Any]) -> bool:
+    """Whether a row of a diff has another dtype, and within tolerance the same numbers."""
+    return row["status"] == "dtype" and row["difference"] is not None and bool(row["difference"] <= row["tolerance"])
 
 
 def _overflow(run: Run, full: Run) -> FirstNonFinite | None:

@@ -168,12 +168,14 @@ def _culprit(found: Diff, row: dict[str, Any]) -> Culprit:
         if changed
         else "its code differs: inputs and parameters are equal"
     )
-    apart = (
-        "" if row["relative_l2"] is None else f": relative L2 {row['relative_l2']:.2g} ± {row['relative_l2_error']:.1g}"
-    )
+    told = [row["status"]]
+    if row["difference"] is not None:
+        told.append(f"relative difference {row['difference']:.2g}")
+    if row["relative_l2"] is not None:
+        told.append(f"relative L2 {row['relative_l2']:.2g} ± {row['relative_l2_error']:.1g}")
     site = Divergence(
         step=0, micro=0, phase="forward", module=row["module"], slot=row["slot"], call=row["call"], kind=row["status"],
-        detail=f"{row['status']}, relative difference {row['difference']}{apart}", relative_l2=row["relative_l2"],
+        detail=", ".join(told), relative_l2=row["relative_l2"],
         cosine=row["cosine"],
     )  # fmt: skip
     return Culprit(**asdict(site), cause="parameter" if changed else "module", why=why)
