@@ -69,6 +69,8 @@ def test_show(run: Path, other: Path) -> None:
     assert told.stdout.splitlines()[0].startswith(f"{run}: Net, run 0190")
     assert "3 steps (0 to 2), 3 sites; rows: 9 tensors, 6 scalars, 1 events" in told.stdout
     assert re.search(r"^loss +1 +0\.333333 +0\.333333 +1 +3$", told.stdout, re.MULTILINE)
+    assert re.search(r"^note +info +1 +2 +the …$", told.stdout, re.MULTILINE)
+    assert f"… the rest of note: tracehooks show {run} --json" in told.stdout
     assert "non-finite" not in told.stdout
     assert "non-finite" in call("show", other).stdout
 

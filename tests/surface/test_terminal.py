@@ -39,6 +39,12 @@ def test_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[b]y[/b]" in drawn
 
 
+def test_cells_of_several_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Piped, each of their lines stands in its column."""
+    terminal.table("", ["name", "message", "n"], [{"name": "a", "message": "one\n  two", "n": 1}])
+    assert capsys.readouterr().out.splitlines() == ["name  message  n", "a     one      1", "        two"]
+
+
 def test_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """A table without rows has its header."""
     terminal.table("", ["a", "b"], [])

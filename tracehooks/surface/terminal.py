@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ def line(text: str = "") -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table with a title. Piped: aligned columns, every cell whole, no colours and no lines."""
+    """A table with a title. Piped: aligned columns, every cell whole, also one of several lines, no colours and no rules."""
     cells = [[number(row.get(name)) for name in columns] for row in rows]
     right = [all(_is_number(row.get(name)) for row in rows) for name in columns]
     if sys.stdout.isatty():
@@ -32,7 +33,7 @@ def _drawn(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], r
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name, is_number in zip(columns, right, strict=True):
         drawn.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in cells:
@@ -41,7 +42,9 @@ def _drawn(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], r
 
 
 def _piped(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
-    lines = [list(columns), *(list(row) for row in cells)]
+    lines = [list(columns)]
+    for row in cells:
+        lines += [list(part) for part in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     widths = [max(len(row[position]) for row in lines) for position in range(len(columns))]
     if title:
         click.echo(title)

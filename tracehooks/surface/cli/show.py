@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,7 +78,7 @@ def _glance(path: str, summary: Summary) -> None:
     ranks = f", {len(summary.ranks)} ranks" if len(summary.ranks) > 1 else ""
     told = ", ".join(f"{count} {name}" for name, count in summary.rows.items() if count)
     terminal.line(f"{span}{ranks}, {summary.sites} sites; rows: {told or 'none'}")
-    _table("events", summary.events)
+    _events(path, summary.events)
     _table("scalars", summary.scalars)
     _table("non-finite", summary.nonfinite)
     _table("largest magnitudes", summary.largest)
@@ -92,6 +93,17 @@ def _identity(run: Any) -> str:
         f"commit {str(git['commit'])[:12]}{' (dirty)' if git.get('dirty') else ''}" if git.get("commit") else None
     )
     return ", ".join(str(part) for part in parts if part)
+
+
+def _events(path: str, events: Sequence[Mapping[str, Any]]) -> None:
+    """Of a message of several lines the first; which command prints the rest is said."""
+    longer = [event["kind"] for event in events if "\n" in event["message"]]
+    _table(
+        "events", [{**event, "message": event["message"].replace("\n", " …\n").partition("\n")[0]} for event in events]
+    )
+    if longer:
+        rest = f"tracehooks first {path}" if longer == ["nonfinite"] else f"tracehooks show {path} --json"
+        terminal.line(f"… the rest of {', '.join(longer)}: {rest}")
 
 
 def _table(title: str, rows: Any) -> None:
