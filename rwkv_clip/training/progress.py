@@ -79,8 +79,8 @@ def show(
     try:
         with Progress(*columns, note, console=output, transient=True, disable=not bar) as progress:
             yield Display(logger, progress, total, done)
-    except Exception:
-        logger.exception("the run failed")  # stderr may be shared by many ranks, or lost
+    except Exception:  # whatever it was, it goes on its way; stderr may be shared by many ranks, or lost
+        logger.exception("the run failed")
         raise
     finally:
         file.close()

@@ -80,7 +80,7 @@ class RunWriter:
             self._lock = RankLock(self._layout.journal_of(rank), self._layout.root, rank)
         try:
             self._begin(info, resume)
-        except BaseException:
+        except BaseException:  # whatever it was, also Ctrl-C: the directory must not look as if it were being written
             self._lock.release()
             raise
         self._sealer = Sealer(self._layout)
