@@ -1,5 +1,5 @@
-"""Training that fails by what it is given: targets, masks, inputs, conditions, splits. Each builder's docstring says what is
-wrong."""
+"""Training that fails by what it is given: targets, masks, inputs, conditions, splits, loaders. Each builder's
+docstring says what is wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
-from tests.rules.broken import Broken, mlp, regression
 from tests.rules.broken_training import pictures
-from tests.rules.cases import Case, batches, trained
+from tests.rules.cases import Broken, Case, batches, trained
+from tests.rules.parts import mlp, regression
 
 
 def one_label() -> Case:
@@ -231,6 +233,93 @@ def the_same_noise_a_little_louder() -> Case:
     return case
 
 
+def fresh_iterator_each_step() -> Case:
+    """next(iter(loader)) in the loop."""
+    loader = DataLoader(TensorDataset(batches(6, count=64)), 16)
+    case = trained(mlp(6, 8, 1), lambda m, i: m(next(iter(loader))[0]).square().mean())
+    case.options = {}
+    return case
+
+
+def epoch_never_set() -> Case:
+    """A distributed sampler whose epoch stays 0."""
+    data = TensorDataset(batches(6, count=48))
+    loader = DataLoader(data, 16, sampler=DistributedSampler(data, 1, 0, shuffle=True))
+    given = [batch for _ in range(3) for (batch,) in loader]
+    return trained(mlp(6, 8, 1), lambda m, i: m(given[i]).square().mean() + 0 * len(loader), steps=9)
+
+
+def same_noise_in_every_worker() -> Case:
+    """Two workers that draw the same numbers: every batch comes twice."""
+    loader = DataLoader(TensorDataset(batches(6, count=64)), 16, num_workers=2)
+    drawn = batches(16, 6)
+    return trained(mlp(6, 8, 1), lambda m, i: m(drawn[i // 2]).square().mean() + 0 * len(loader))
+
+
+class Normalised(Dataset[Tensor]):
+    """Normalises the tensor it keeps."""
+
+    def __init__(self) -> None:
+        self.kept = torch.rand(8, 6)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.kept[index].sub_(0.5).div_(0.25)
+
+
+def normalised_again_and_again() -> Case:
+    """A transform in place on what the dataset keeps."""
+    loader = DataLoader(Normalised(), 4)
+    stream = (batch for _ in range(10) for batch in loader)
+    return trained(mlp(6, 8, 1), lambda m, i: m(next(stream)).square().mean(), steps=10)
+
+
+def empty_captions() -> Case:
+    """Every caption is the empty one."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text, self.net = nn.Embedding(10, 6), nn.Linear(6, 1)
+
+        def forward(self, x: Tensor, caption: Tensor) -> Tensor:
+            return self.net(x + self.text(caption).mean(1))
+
+    caption = torch.zeros(16, 5, dtype=torch.long)
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        return (model(batches(16, 6)[number], caption) - 1).square().mean()
+
+    return trained(Model(), loss)
+
+
+def shared_between_splits() -> Case:
+    """Shuffled before it was cut: a third of the validation samples are training samples."""
+    data = batches(6, count=128)
+    model = mlp(6, 8, 1)
+
+    def validate(number: int, trace: Any) -> None:
+        with torch.no_grad():
+            model(data[96 + 4 * number : 100 + 4 * number] if number < 4 else data[8 * number : 8 * number + 2])
+
+    case = trained(model, lambda m, i: m(data[12 * i : 12 * i + 12]).square().mean())
+    case.after = validate
+    return case
+
+
+def slow_loader() -> Case:
+    """Every batch takes much longer than a step."""
+    import time
+
+    def loss(model: nn.Module, number: int) -> Tensor:
+        time.sleep(0.05)
+        return regression(model, number)
+
+    return trained(mlp(6, 8, 1), loss)
+
+
 DATA = [
     Broken(one_label, "constant_targets", "one_class", {}),
     Broken(one_value, "constant_targets", "one_number", {}),
@@ -251,4 +340,11 @@ DATA = [
     Broken(windows_of_one_song_in_both, "source_overlap", "overlapping_windows", {"sources": ["song0", "song1"]}),
     Broken(one_singer_in_both, "source_overlap", "source_in_both_splits", {"sources": ["singer3-1"], "count": 1}),
     Broken(the_same_noise_a_little_louder, "near_duplicates", "nearly_the_same_sample", {"count": 24}),
+    Broken(fresh_iterator_each_step, "repeated_batch", "iterator_recreated", {"period": 1, "unique_batches": 1}),
+    Broken(epoch_never_set, "same_order_each_epoch", "set_epoch_missing", {"period": 3}),
+    Broken(same_noise_in_every_worker, "duplicate_augmentation", "worker_rng_copied", {"lag": 1}),
+    Broken(normalised_again_and_again, "input_drift", "inplace_transform_on_cached_data", {}),
+    Broken(empty_captions, "constant_input", "empty_condition", {"input": "caption", "modules": ["text"]}),
+    Broken(shared_between_splits, "split_overlap", "shuffle_before_slice", {"count": 8}),
+    Broken(slow_loader, "stall", "loader_wait", {}),
 ]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import tracehooks
-from tests.rules.broken import Broken, Composed
 from tests.rules.broken_data import padded
-from tests.rules.cases import Case, batches, trained
+from tests.rules.cases import Broken, Case, batches, trained
+from tests.rules.parts import Composed
 
 RATE = 8000
 

@@ -1,4 +1,4 @@
-"""Training that fails over its steps: rates, clipping, steps, outputs, scales, precision, memory. Each builder's docstring
+"""Training that fails over its steps: rates, clipping, steps, outputs, scales, memory, ranks. Each builder's docstring
 says what is wrong."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.rules.broken import Broken, Composed, classes, mlp, regression
-from tests.rules.cases import Case, Ranks, Resumed, batches, trained
+from tests.rules.cases import Broken, Case, Ranks, batches, trained
+from tests.rules.parts import Composed, classes, mlp, regression
 
 LONG = 60
 
@@ -310,68 +310,6 @@ def one_sibling_out_of_proportion() -> Case:
     return trained(Blocks(), regression, optimizer=None, lr=1e-9)
 
 
-def scale_at_the_floor() -> Case:
-    """Gradients that are infinite at every scale: it is halved below one."""
-    model = mlp(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        scaler.scale(regression(model, number)).backward()
-        model[0].weight.grad.fill_(math.inf)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return Case(model, step, options={"on_nonfinite": "record"})
-
-
-def float16_without_a_scale() -> Case:
-    """float16 and a loss so small that its gradients are no normal numbers."""
-    model = mlp(6, 8, 1).half()
-    return trained(
-        model,
-        lambda m, number: (m(batches(16, 6)[number % 8].half()) * 1e-2).float().square().mean(),
-        optimizer=torch.optim.SGD(model.parameters(), 1e-2),
-    )
-
-
-def norm_in_half_precision() -> Case:
-    """A layer normalisation whose input and parameters are cast to float16 by hand."""
-
-    class HalfLayerNorm(nn.LayerNorm):
-        def forward(self, x: Tensor) -> Tensor:
-            return functional.layer_norm(x.half(), self.normalized_shape, self.weight.half(), self.bias.half())
-
-    class Model(Composed):
-        def __init__(self) -> None:
-            super().__init__(lambda h: self.norm(h).float())
-            self.norm = HalfLayerNorm(8)
-
-    return trained(Model(), regression)
-
-
-def numpy_made_it_double() -> Case:
-    """A constant of NumPy's makes float64 of everything behind it."""
-
-    class Doubled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.front, self.shift = nn.Linear(6, 1), Shift()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.shift(self.front(x))
-
-    return trained(Doubled(), regression)
-
-
-class Shift(nn.Module):
-    """Adds an array of float64."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.zeros(x.shape, dtype=torch.float64)
-
-
 def recomputed_with_other_dropout() -> Case:
     """Activation checkpointing that does not put the random state back."""
 
@@ -425,25 +363,6 @@ def slow_checkpoints() -> Case:
     return case
 
 
-def _resumed(lr: float, *, load: bool) -> Case:
-    model = mlp(6, 8, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    if load:
-        regression(model, 0).backward()
-        optimizer.step()
-    return trained(model, regression, optimizer=optimizer)
-
-
-def resumed_without_moments() -> Resumed:
-    """The weights were loaded, Adam's moments were not."""
-    return Resumed(_resumed(1e-2, load=True), _resumed(1e-2, load=False))
-
-
-def resumed_with_the_first_rate() -> Resumed:
-    """The schedule begins anew: a rate ten times that of the last step."""
-    return Resumed(_resumed(1e-3, load=True), _resumed(1e-2, load=True))
-
-
 def one_rank_slow() -> Ranks:
     """The forward pass of rank 1 takes fifty milliseconds longer."""
     return Ranks("slow")
@@ -460,8 +379,6 @@ def one_rank_drifts() -> Ranks:
 
 
 TRAINING = [
-    Broken(resumed_without_moments, "optimizer_state_missing", "state_not_loaded", {"optimizer": "Adam"}),
-    Broken(resumed_with_the_first_rate, "lr_jump", "schedule_restarted", {"before": 1e-3, "after": 1e-2}),
     Broken(one_rank_slow, "slow_rank", "slow_rank", {"rank": 1}),
     Broken(one_rank_silent, "silent_rank", "silent_rank", {"ranks": [1], "last_steps": [2]}),
     Broken(one_rank_drifts, "unequal_ranks", "ranks_drift", {"params": ["2.bias"], "count": 1}),
@@ -485,10 +402,6 @@ TRAINING = [
     Broken(weights_that_explode, "poor_initialisation", "outputs_explode", {"count": 10}),
     Broken(far_worse_than_chance, "poor_initialisation", "loss_above_chance", {"count": 3}),
     Broken(one_sibling_out_of_proportion, "tensor_variance", "out_of_proportion", {"modules": ["blocks.3"]}),
-    Broken(scale_at_the_floor, "scale_collapsed", "overflow_at_every_scale", {"scale_start": 8.0}),
-    Broken(float16_without_a_scale, "gradient_underflow", "no_loss_scale", {"share": 1.0}),
-    Broken(norm_in_half_precision, "wrong_dtype", "norm_in_float16", {"modules": ["norm"]}),
-    Broken(numpy_made_it_double, "wrong_dtype", "float64_by_accident", {"modules": ["shift", ""]}),
     Broken(recomputed_with_other_dropout, "recomputation_differs", "not_repeatable", {"modules": ["drop"]}),
     Broken(losses_kept, "memory_growth", "kept_from_step_to_step", {}),
     Broken(compiled_for_every_length, "recompilation", "guards_fail", {}),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,3 +101,12 @@ def trained(
 def batches(*shape: int, count: int = 8, seed: int = 1) -> Tensor:
     """Normal numbers, one batch a step."""
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Broken(NamedTuple):
+    """A case and what must be found."""
+
+    build: Callable[[], Case | Ranks | Resumed]
+    rule: str
+    cause: str | None
+    evidence: dict[str, Any]

@@ -11,10 +11,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tracehooks
-from tests.rules.broken import Composed, mlp, regression
 from tests.rules.broken_data import Guided, Pooled, caption, padded
 from tests.rules.broken_training import pictures
 from tests.rules.cases import Case, Ranks, Resumed, batches, trained
+from tests.rules.parts import Composed, mlp, regression
 
 LONG = 80
 

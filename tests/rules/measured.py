@@ -14,17 +14,22 @@ from typing import Any
 import torch
 
 import tracehooks
-from tests.rules.broken import BROKEN
 from tests.rules.broken_data import DATA
+from tests.rules.broken_gradients import GRADIENTS
+from tests.rules.broken_objective import OBJECTIVE
+from tests.rules.broken_precision import PRECISION
 from tests.rules.broken_probed import PROBED
+from tests.rules.broken_state import STATE
 from tests.rules.broken_training import TRAINING
 from tests.rules.cases import Case, Ranks, Resumed
-from tests.rules.healthy import HEALTHY, MEANT
 from tests.rules.healthy_data import HEALTHY_DATA
+from tests.rules.healthy_models import HEALTHY_MODELS, MEANT_MODELS
+from tests.rules.healthy_steps import HEALTHY_STEPS, MEANT_STEPS
 
 KEPT = Path(__file__).with_suffix(".jsonl")
-ALL_BROKEN = (*BROKEN, *TRAINING, *DATA, *PROBED)
-ALL_HEALTHY = (*HEALTHY, *HEALTHY_DATA)
+ALL_BROKEN = (*GRADIENTS, *OBJECTIVE, *STATE, *PRECISION, *TRAINING, *DATA, *PROBED)
+ALL_HEALTHY = (*HEALTHY_STEPS, *HEALTHY_MODELS, *HEALTHY_DATA)
+ALL_MEANT = (*MEANT_STEPS, *MEANT_MODELS)
 
 Build = Callable[[], Case | Ranks | Resumed]
 
@@ -33,7 +38,7 @@ def cases() -> dict[str, tuple[Build, str]]:
     """Every case by name, and whether it is broken, healthy, or meant (a note is right)."""
     broken = {broken.build.__name__: (broken.build, "broken") for broken in ALL_BROKEN}
     healthy: dict[str, tuple[Build, str]] = {build.__name__: (build, "healthy") for build in ALL_HEALTHY}
-    return broken | healthy | {build.__name__: (build, "meant") for build in MEANT}
+    return broken | healthy | {build.__name__: (build, "meant") for build in ALL_MEANT}
 
 
 @cache

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import tracehooks
-from tests.rules.broken import Broken, Composed, collapsed_router, mlp, regression
-from tests.rules.cases import trained
+from tests.rules.broken_objective import collapsed_router
+from tests.rules.cases import Broken, trained
 from tests.rules.conftest import Diagnose
 from tests.rules.measured import ALL_BROKEN
+from tests.rules.parts import Composed, mlp, regression
 from tracehooks.analysis.rules import RULES, judge
 from tracehooks.analysis.rules.outputs import output_not_in_loss
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.rules.cases import Case, Ranks, Resumed
 from tests.rules.conftest import Diagnose
-from tests.rules.healthy import MEANT
-from tests.rules.measured import ALL_HEALTHY
+from tests.rules.measured import ALL_HEALTHY, ALL_MEANT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
@@ -30,7 +29,7 @@ def test_a_healthy_run_gives_nothing(build: Callable[[], Case | Ranks | Resumed]
     assert [(found.rule, found.severity, found.message) for found in told] == []
 
 
-@pytest.mark.parametrize("build", MEANT, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", ALL_MEANT, ids=lambda build: build.__name__)
 def test_what_may_be_meant_is_a_note(build: Callable[[], Case], diagnosed: Diagnose) -> None:
     """Neither an error nor a warning."""
     assert [found for found in diagnosed(build()) if found.severity != "info"] == []
