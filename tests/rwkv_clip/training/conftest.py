@@ -16,6 +16,8 @@ from rwkv_clip.training.run import Run, build
 
 CPU = Place(torch.device("cpu"))
 
+pytest.register_assert_rewrite(*(f"{__package__}.flags_of_{matter}" for matter in ("data", "models", "runs")))
+
 
 @pytest.fixture
 def build_run(tmp_path: Path, small_flags: list[str]) -> Callable[..., Run]:
