@@ -56,6 +56,8 @@ MEETS: dict[str, tuple[str, Op]] = {
     "a deviation": ("inf_minus_inf", lambda x, bad: bad.std(-1)),
     "a softmax": ("inf_minus_inf", lambda x, bad: bad.softmax(-1)),
     "a normalisation": ("inf_minus_inf", lambda x, bad: functional.layer_norm(bad, (3,))),
+    "a loss": ("infinity_used", lambda x, bad: functional.mse_loss(bad, bad * 1)),
+    "an angle": ("infinity_used", lambda x, bad: bad.cos()),
     "a quotient": ("inf_over_inf", lambda x, bad: bad / bad),
 }
 """Ops on x, and on x with -inf and +inf filled in at (2, 0) and (2, 1) in step 1."""
@@ -139,6 +141,39 @@ def test_infinities_that_meet(tmp_path, name: str) -> None:
     assert (first.phase, first.value, first.cause) == ("forward", "nan", cause), first.message
 
 
+def test_an_infinity_that_is_handed_on(tmp_path) -> None:
+    """A mask's fill that reaches the loss as it is: smoothed targets give each position a weight, masked ones, too."""
+
+    def op(x: Tensor, w: Tensor) -> Tensor:
+        filled = x.masked_fill(x == 2, -INF)
+        return functional.cross_entropy(filled, torch.tensor([0, 1, 2, 2]), label_smoothing=0.1)
+
+    x = torch.ones(4, 3)
+    bad = x.clone()
+    bad[2, 0] = 2.0
+    first = first_of(tmp_path, Scaled(op, torch.ones(())), [x, bad])
+    assert (first.phase, first.value, first.cause) == ("forward", "inf", "infinity_used"), first.message
+
+
+def test_steps_of_a_recurrence_share_one_memory(tmp_path) -> None:
+    """What overflows in one of them is told at the product that made it, not at the view that cut it out."""
+    cell = nn.GRU(3, 2, batch_first=True)
+    nn.init.constant_(cell.weight_ih_l0, 3.0)
+    x = torch.ones(1, 4, 3)
+    bad = x.clone()
+    bad[0, 2] = torch.tensor([3e38, 3e38, -3e38])
+    first = first_of(tmp_path, Scaled(lambda x, w: cell(x)[0], torch.ones(())), [x, bad])
+    assert (first.op, first.cause) == ("aten.addmm.default", "overflow"), first.message
+
+
+def test_a_transform_to_complex_numbers(tmp_path) -> None:
+    """A Fourier transform is a sum, too."""
+    x = torch.ones(4, 3)
+    first = first_of(tmp_path, Scaled(lambda x, w: torch.fft.rfft(x).abs(), torch.ones(())), [x, x * 2e38])
+    assert (first.op, first.cause) == ("aten._fft_r2c.default", "overflow"), first.message
+    assert "complex64 holds" in first.message
+
+
 def test_half_precision_has_its_own_name() -> None:
     """Where sums are kept in float16 terms that cancel are an overflow of float16."""
     x = torch.full((2, 2), 6e4, dtype=torch.float16)
@@ -166,6 +201,27 @@ def test_a_derivative_that_overflows_where_it_is_defined(tmp_path, op: Op, value
     bad[2, 0] = value
     first = first_of(tmp_path, Scaled(op, torch.ones(()), factor), [x, bad], lambda y: (y * 1e-3).sum() * 1e3)
     assert (first.phase, first.op, first.cause) == ("backward", node, "overflow"), first.message
+
+
+def test_an_infinity_that_a_bounded_function_takes_in(tmp_path) -> None:
+    """It is told where it was born, although the forward pass ends finite."""
+    x = torch.full((4, 3), 0.5)
+    first = first_of(tmp_path, Scaled(lambda x, w: torch.atan2(x, x * 1e19), torch.ones(())), [x, x * 3e38])
+    assert (first.phase, first.op, first.value, first.cause) == ("forward", "aten.mul.Tensor", "inf", "overflow")
+
+
+@pytest.mark.parametrize(
+    "op",
+    [lambda x: x.log().masked_fill(x == 0, 0.0), lambda x: x.log().nan_to_num(neginf=0.0)],
+    ids=["masked", "replaced"],
+)
+def test_an_infinity_that_is_replaced(tmp_path, op: Callable[[Tensor], Tensor]) -> None:
+    """Its gradient is computed all the same."""
+    x = torch.full((4, 3), 0.5)
+    bad = x.clone()
+    bad[2, 0] = 0.0
+    first = first_of(tmp_path, Scaled(lambda x, w: op(x), torch.ones(())), [x, bad])
+    assert (first.phase, first.cause) == ("backward", "masked_branch_gradient"), first.message
 
 
 def test_a_divisor_close_to_zero(tmp_path) -> None:

@@ -24,7 +24,7 @@ class Case(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: tuple[Tensor, ...]
-    """Floating operands as they were before the op ran."""
+    """Floating and complex operands as they were before the op ran."""
     output: Tensor | None
     """Of several results the first that is not finite."""
     makers: tuple[str, ...] = ()
@@ -44,10 +44,10 @@ def case_of(
 ) -> Case:
     """A case from what a dispatch mode sees. ``copies`` are the operands before an in-place op."""
     given = (*args, *kwargs.values())
-    floating = tuple(x for x in given if isinstance(x, Tensor) and x.is_floating_point())
+    floating = tuple(x for x in given if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()))
     lists = tuple(x for arg in given if isinstance(arg, list | tuple) for x in arg if isinstance(x, Tensor))
     results = [x for x in (output if isinstance(output, tuple | list) else (output,)) if isinstance(x, Tensor)]
-    damaged = (x for x in results if x.is_floating_point() and not bool(torch.isfinite(x).all()))
+    damaged = (x for x in results if not bool(torch.isfinite(x).all()))
     first = next(damaged, results[0] if results else None)
     return Case(func.overloadpacket.__name__.rstrip("_"), args, kwargs, copies or floating + lists, first, makers)
 

@@ -20,8 +20,13 @@ def cause_of(case: Case) -> Cause:
         found = rule(case)
         if found is not None:
             return found
-    operands = "operands that hold infinities" if arithmetic.holds_infinity(case) else "finite values"
-    return Cause("unknown", f"{case.name} made it of {operands}", "look at the operands listed above")
+    if arithmetic.holds_infinity(case):
+        return Cause(
+            "infinity_used",
+            f"{case.name} was given infinities that were there before, a mask's fill, a constant or -inf from outside",
+            "choose with torch.where after it, leave masked positions out, or mask with a large finite number",
+        )
+    return Cause("unknown", f"{case.name} made it of finite values", "look at the operands listed above")
 
 
 # ---- rules
@@ -236,7 +241,18 @@ _ATTENTION = tuple(
     for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
     for backward in ("", "_backward")
 )
-_TOTALS = ("sum", "cumsum", "trace", "index_add", "scatter_add", "index_put", "lerp")
+_TOTALS = (
+    "_fft_r2c",
+    "_fft_c2r",
+    "_fft_c2c",
+    "sum",
+    "cumsum",
+    "trace",
+    "index_add",
+    "scatter_add",
+    "index_put",
+    "lerp",
+)
 _NORMALISATIONS = (
     "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_batch_norm_with_update", "native_layer_norm",
     "native_group_norm",

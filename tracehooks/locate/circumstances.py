@@ -58,7 +58,8 @@ PRODUCTS = frozenset(
 
 MASKED_BRANCH = Cause(
     "masked_branch_gradient",
-    "torch.where hides the branch in the forward pass, but its gradient is computed all the same: zero times infinity",
+    "torch.where, masked_fill or nan_to_num hides the branch in the forward pass, but its gradient is computed all the "
+    "same: zero times infinity",
     "choose the argument with where first, so that the op never sees the values that where hides",
 )
 

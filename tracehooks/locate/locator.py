@@ -230,6 +230,8 @@ class StepLocator:
             if damaged is None:
                 continue
             born = birth(ops, self._record(taken).mode.unseen, damaged.index)
+            if born.op is not None and born.op.phase != "backward" and not _hidden(ops):
+                return self._of_birth(step, "forward", born, self._record(taken))  # a bounded function took it in
             if born.op is not None:
                 return self._of_backward(step, ops, born.op, damaged)
             if born.unseen is not None and not _sent(taken, born.unseen):
@@ -388,16 +390,26 @@ def _birth(mode: OpMode, writer: int | None) -> Birth | None:
     return None if meant and not any(op.output.nan for op in born.path) else born
 
 
+_REPLACING = ("aten.where", "aten.masked_fill", "aten.nan_to_num")
+
+
 def _bad_gradient(parameter: Tensor) -> bool:
     gradient = parameter.grad
     return gradient is not None and gradient.layout == torch.strided and not bool(torch.isfinite(gradient).all())
 
 
+def _hidden(ops: Sequence[Op]) -> bool:
+    """Whether something in the forward pass puts finite values in the place of others."""
+    replacing = (op for op in ops if op.phase != "backward" and op.name.startswith(_REPLACING))
+    return any(not op.output.bad and any(status.bad for _, status in op.sources) for op in replacing)
+
+
 def _through_where(ops: Sequence[Op], node: Op) -> bool:
-    """Whether what the node's forward op made went through torch.where."""
+    """Whether what the node's forward op made went through torch.where, or what else puts other values in its place."""
     if node.forward is None:
         return False
-    return any(op.name.startswith("aten.where") and node.forward in _writers(op) for op in ops)
+    chosen = (op for op in ops if op.phase != "backward" and op.name.startswith(_REPLACING))
+    return any(node.forward in _writers(op) for op in chosen)
 
 
 def _writers(op: Op) -> Iterator[int]:

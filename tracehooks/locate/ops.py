@@ -23,6 +23,8 @@ from tracehooks.capture import torch_internals
 
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
 """Ops whose output is whatever was in memory."""
+UNDECLARED_VIEWS = frozenset({"unsafe_split", "unsafe_split_with_sizes"})
+"""Ops whose results are views of their operand although their schema does not say so."""
 FILLS = frozenset(
     {"full", "full_like", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "new_full", "where",
      "lift_fresh", "_local_scalar_dense", "constant_pad_nd"}
@@ -337,7 +339,9 @@ def _kind(func: Any) -> str:
     schema, name = func._schema, func.overloadpacket.__name__
     if name in UNINITIALISED:
         return "uninitialised"
-    if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
+    if name in UNDECLARED_VIEWS or any(
+        result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
+    ):
         return "view"
     if "batch_norm" in name or "instance_norm" in name:
         return "norm"
