@@ -126,6 +126,7 @@ def test_golden_batches_have_paths_models_and_losses(tmp_path) -> None:
         "out": lambda: golden.record(saved, 5, MODEL, loss_fn),
         "against": lambda: golden.check(saved, MODEL, loss_fn, 5),
         "model": lambda: golden.record(saved, None, None, loss_fn),
+        "seed": lambda: golden.record(saved, None, MODEL, loss_fn, seed=None),
         "loss_fn": lambda: golden.record(saved, None, MODEL, None),
     }.items():
         with pytest.raises(InvalidOptionError, match=f"option {name}: got (None|5), expected"):

@@ -174,6 +174,17 @@ def test_a_transform_to_complex_numbers(tmp_path) -> None:
     assert "complex64 holds" in first.message
 
 
+def test_complex_operands(tmp_path) -> None:
+    """Rules that compare numbers are not asked about complex ones: an exponential of them is an overflow, no error."""
+    x = torch.ones(4, 3)
+
+    def op(x: Tensor, w: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x).mul(100 * x[2, 0].detach()).exp(), n=3)
+
+    first = first_of(tmp_path, Scaled(op, torch.ones(())), [x * 1e-3, x])
+    assert (first.op, first.cause) == ("aten.exp.default", "overflow"), first.message
+
+
 def test_half_precision_has_its_own_name() -> None:
     """Where sums are kept in float16 terms that cancel are an overflow of float16."""
     x = torch.full((2, 2), 6e4, dtype=torch.float16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 
 from tracehooks.core.errors import InvalidOptionError, shown
 
@@ -16,7 +16,7 @@ def whole(name: str, value: object, expected: str, least: int, most: float = mat
     Raises:
         InvalidOptionError: it is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         raise InvalidOptionError(name, shown(value), expected)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tracehooks.core.arguments import function
+from tracehooks.core.arguments import function, whole
 from tracehooks.core.errors import InvalidOptionError, shown
 
 
@@ -46,6 +46,15 @@ def one_batch(model: object, loss_fn: object, batch: object) -> None:
 def gives_batches(batches: object) -> bool:
     """Whether it is no batch but gives one after another."""
     return isinstance(batches, Iterator | DataLoader)
+
+
+def a_seed(seed: object) -> None:
+    """A seed that torch's, NumPy's and Python's generators take.
+
+    Raises:
+        InvalidOptionError: it is something else.
+    """
+    whole("seed", seed, "a whole number from 0 to 2**32 - 1", 0, 2**32 - 1)
 
 
 def an_optimizer(optimizer: Any) -> None:

@@ -101,9 +101,10 @@ def _in_turn(batches: Any, steps: int) -> list[Any]:
     """The batches as a list: of an iterator no more than are used, for it may never end."""
     if gives_batches(batches):
         randomness = Randomness()  # which a DataLoader uses
-        taken = list(itertools.islice(batches, steps))
-        randomness.restore()
-        return taken
+        try:
+            return list(itertools.islice(batches, steps))
+        finally:
+            randomness.restore()
     return batches if isinstance(batches, list) else [batches]
 
 

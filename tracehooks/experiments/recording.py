@@ -17,9 +17,8 @@ from tracehooks.capture.select import unwrap
 from tracehooks.capture.session import Session
 from tracehooks.capture.taps import SWITCHBOARD
 from tracehooks.capture.trace import Trace
-from tracehooks.core.arguments import whole
 from tracehooks.core.config import resolve
-from tracehooks.experiments.given import one_batch
+from tracehooks.experiments.given import a_seed, one_batch
 from tracehooks.locate.locator import StepLocator
 from tracehooks.locate.replay import Randomness
 from tracehooks.storage import RunWriter
@@ -48,9 +47,10 @@ def record_step(
 
     Raises:
         RunExistsError: ``out`` holds a run.
-        InvalidOptionError: no model, no function, or where batches are from instead of one.
+        InvalidOptionError: no model, no function, no seed, or where batches are from instead of one.
     """
     one_batch(model, loss_fn, batch)
+    a_seed(seed)
     with untouched(model), recording(model, out, {"record": RECORDED, **(options or {})}, notes) as trace:
         seed_all(seed)
         with trace.step_scope(), torch.enable_grad():
@@ -114,7 +114,7 @@ def seed_all(seed: int) -> None:
     Raises:
         InvalidOptionError: ``seed`` is none that all of them take.
     """
-    whole("seed", seed, "a whole number from 0 to 2**32 - 1", 0, 2**32 - 1)
+    a_seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

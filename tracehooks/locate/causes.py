@@ -16,7 +16,8 @@ from tracehooks.locate.case import Case, Cause, Rule, dtype_of, finite, operand
 
 def cause_of(case: Case) -> Cause:
     """The first rule for this op that applies, else what can be said of any op."""
-    for rule in (*_RULES.get(case.name, ()), arithmetic.overflow):
+    known = _ARITHMETIC if any(x.is_complex() for x in case.tensors) else _RULES  # the others compare numbers
+    for rule in (*known.get(case.name, ()), arithmetic.overflow):
         found = rule(case)
         if found is not None:
             return found
@@ -259,7 +260,21 @@ _NORMALISATIONS = (
 )  # fmt: skip
 _OWN_PRODUCTS = ("silu", "gelu", "mish", "hardswish", "glu", "prod", "cumprod")
 
+_ARITHMETIC: dict[str, tuple[Rule, ...]] = {
+    "mul": (arithmetic.product,),
+    "add": (arithmetic.difference,),
+    "sub": (arithmetic.difference,),
+    "rsub": (arithmetic.difference,),
+    "linear": (arithmetic.contraction(0, 1, (-1, -1)),),
+    **{name: (arithmetic.contraction(*places),) for places, names in _MATRICES.items() for name in names},
+    **dict.fromkeys(_PRODUCTS, (arithmetic.products,)),
+    **dict.fromkeys(_TOTALS, (arithmetic.total,)),
+    **dict.fromkeys(_OWN_PRODUCTS, (arithmetic.own_product,)),
+}
+"""Rules of sums and products, real or complex."""
+
 _RULES: dict[str, tuple[Rule, ...]] = {
+    **_ARITHMETIC,
     "_softmax": (_softmax,),
     "_log_softmax": (_softmax,),
     "_safe_softmax": (_softmax,),
@@ -293,16 +308,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "asin": (_domain("acos_at_domain_edge", "arc sine of values beyond 1", lambda x: x.abs() <= 1),),
     "atanh": (_domain("atanh_at_domain_edge", "inverse tanh at or beyond 1", lambda x: x.abs() < 1),),
     "pow": (_power,),
-    "mul": (arithmetic.product,),
-    "add": (arithmetic.difference,),
-    "sub": (arithmetic.difference,),
-    "rsub": (arithmetic.difference,),
-    "linear": (arithmetic.contraction(0, 1, (-1, -1)),),
-    **{name: (arithmetic.contraction(*places),) for places, names in _MATRICES.items() for name in names},
-    **dict.fromkeys(_PRODUCTS, (arithmetic.products,)),
     **dict.fromkeys(_ATTENTION, (_fused_attention, arithmetic.products)),
-    **dict.fromkeys(_TOTALS, (arithmetic.total,)),
     **dict.fromkeys(_NORMALISATIONS, (_normalisation,)),
-    **dict.fromkeys(_OWN_PRODUCTS, (arithmetic.own_product,)),
 }
 """Rules by op, tried in order. An op in `_RULES` without a rule that applies may still have overflowed."""
