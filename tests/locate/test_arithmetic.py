@@ -193,6 +193,14 @@ def test_half_precision_has_its_own_name() -> None:
     assert "65504" in cause.sentence
 
 
+def test_of_several_results_the_damaged_one_is_judged() -> None:
+    """The gradient of a convolution's input may be finite while that of its weight is not."""
+    x, bad = torch.ones(1, 1, 2), torch.full((1, 1, 2), INF)
+    case = case_of(torch.ops.aten.convolution_backward.default, (x, x, x), {}, (x, bad, x))
+    assert case.output is bad
+    assert cause_of(case).tag == "overflow"
+
+
 def test_a_mean_whose_sum_overflows(tmp_path) -> None:
     """The mean itself would fit."""
     x = torch.ones(4, 3)

@@ -93,3 +93,16 @@ def test_batch_norm_writes_its_buffers_unsaid() -> None:
     op = mode.ops[mode.writer(norm.running_var)]
     assert "batch_norm" in op.name
     assert op.output.posinf
+
+
+def test_an_op_that_returns_nothing_is_described_by_what_it_wrote() -> None:
+    """The ops on lists of tensors change their operands and return None."""
+    written = []
+
+    def describe(func, args, kwargs, output, copies, makers):
+        written.append([x.clone() for x in output])
+
+    x = torch.full((2,), 3e38)
+    with OpMode(lambda: None, describe):
+        torch._foreach_mul_([x], 2.0)
+    assert [[bool(torch.isinf(x).all()) for x in results] for results in written] == [[True]]
