@@ -64,7 +64,7 @@ def root_outputs(drained: Drained, step: int) -> dict[tuple[int, str], bool]:
     """Of each output of the root in a step, by (micro, slot), whether it is not finite."""
     rows = drained.rows
     chosen = rows.heads.that(_of_root_output) & (rows.steps == step)
-    bad = rows.nonfinite()
+    bad = rows.nonfinite
     places = ((rows.heads[i].place, bool(bad[i])) for i in map(int, np.flatnonzero(chosen)))
     return drained.watched_outputs | {(place.micro, place.slot): found for place, found in places}
 
@@ -76,12 +76,11 @@ def skipped_steps(drained: Drained) -> list[int]:
 
 def gradient_norm(drained: Drained) -> float | None:
     """L2 norm over all parameter gradients of a flush; NaN or inf when one holds such; None when there is none."""
-    if not len(drained.rows):
+    rows, chosen = drained.rows, drained.rows.heads.those(of_gradient)
+    if not len(chosen):
         return None
-    chosen = drained.rows.heads.that(of_gradient)
-    if not chosen.any():
-        return None
-    return l2_norm({name: drained.rows.columns[name][chosen] for name in ("count", "nan", "posinf", "neginf", "rms")})
+    names = "count", "nan", "posinf", "neginf", "rms"
+    return l2_norm({name: rows.columns[name][chosen] for name in names}, not rows.nonfinite[chosen].any())
 
 
 def of_gradient(head: Head) -> bool:
@@ -189,6 +188,4 @@ _OF_SCALARS: dict[str, tuple[Site, Callable[[int, float], FirstNonFinite]]] = {
 def any_nonfinite_gradient(drained: Drained) -> bool:
     """Whether a parameter gradient of this flush holds a NaN or an infinity."""
     seen = any(seen.place.phase in GRADIENTS for seen in drained.watched)
-    return seen or bool(
-        len(drained.rows) and (drained.rows.nonfinite()[drained.rows.heads.that(of_gradient)] > 0).any()
-    )
+    return seen or bool(drained.rows.nonfinite[drained.rows.heads.those(of_gradient)].any())

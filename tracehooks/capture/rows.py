@@ -48,6 +48,7 @@ class Heads:
         self._which = np.array([known.setdefault(head, len(known)) for head in heads], dtype=np.int64)
         self._distinct = tuple(known)
         self._answers: dict[Callable[[Head], bool], NDArray[np.bool_]] = {}
+        self._numbers: dict[Callable[[Head], bool], NDArray[np.int64]] = {}
 
     @property
     def recur(self) -> bool:
@@ -59,6 +60,12 @@ class Heads:
 
     def __getitem__(self, row: int) -> Head:
         return self._of_rows[row]
+
+    def those(self, are_so: Callable[[Head], bool]) -> NDArray[np.int64]:
+        """The numbers of these rows, remembered for each function."""
+        if are_so not in self._numbers:
+            self._numbers[are_so] = np.flatnonzero(self.that(are_so))
+        return self._numbers[are_so]
 
     def that(self, is_so: Callable[[Head], bool]) -> NDArray[np.bool_]:
         """Which rows have a head that is so: bool of shape (rows,). Remembered for each function."""
@@ -106,6 +113,7 @@ class Resolved:
     def __len__(self) -> int:
         return len(self.heads)
 
+    @cached_property
     def nonfinite(self) -> Array:
         """Elements of each row that are not finite: int64 of shape (rows,)."""
         return np.asarray(self.columns["nan"] + self.columns["posinf"] + self.columns["neginf"])

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -68,15 +67,15 @@ class VanishingPoint:
 
     def _count(self, rows: Resolved) -> None:
         """For how many steps running the gradient of each parameter is all zero."""
-        gradients = rows.heads.that(of_gradient)
-        counts, zeros = rows.columns["count"], rows.columns["zeros"]
-        empty = gradients & (counts > 0) & (counts == zeros)
+        gradients = rows.heads.those(of_gradient)
+        counts, zeros = rows.columns["count"][gradients], rows.columns["zeros"][gradients]
+        empty = (counts > 0) & (counts == zeros)
         if not (self._zero_for or empty.any()):
             return
-        for i in map(int, np.flatnonzero(gradients)):
+        for i, is_empty in zip(map(int, gradients), empty, strict=True):
             place = rows.heads[i].place
             name = f"{place.module}.{place.slot}".lstrip(".")
-            if empty[i]:
+            if is_empty:
                 self._zero_for[name] = self._zero_for.get(name, 0) + 1
             else:
                 self._zero_for.pop(name, None)

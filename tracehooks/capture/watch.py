@@ -191,8 +191,10 @@ class Watch:
 _KINDS = {"nan": stats.NAN, "posinf": stats.POSINF, "neginf": stats.NEGINF}
 
 
-def l2_norm(columns: Mapping[str, Any]) -> float:
-    """L2 norm over all the tensors of these rows; NaN or inf when one holds such."""
+def l2_norm(columns: Mapping[str, Any], finite: bool = False) -> float:
+    """L2 norm over all the tensors of these rows; NaN or inf when one holds such. ``finite``: none is known to."""
+    if finite and not math.isnan(norm := math.sqrt((columns["rms"] ** 2 * columns["count"]).sum())):
+        return norm
     if columns["nan"].any():
         return math.nan
     if columns["posinf"].any() or columns["neginf"].any():
