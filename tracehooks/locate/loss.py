@@ -67,6 +67,8 @@ class ModeStack:
     def leave(self) -> None:
         """Take modes off the stack. Where that is not possible (inside inference mode, on another thread) they do nothing
         from now on, and go later."""
+        if not self._on:
+            return
         for mode, _ in self._on:
             mode.active = False
         if torch_internals.entangled():

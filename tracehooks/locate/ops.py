@@ -196,16 +196,17 @@ class OpMode(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
         if kind == "view":
             return func(*args, **kwargs)
         before: Before | None = None
-        try:
-            with torch_internals.without_torch_function():
-                before = self._before(kind, args, kwargs)
-        except Exception as error:  # what an op of the user's sees must not depend on us
-            self._give_up(error)
-        output = func(*args, **kwargs)
-        if before is not None:
+        if kind != "op":  # which leaves its operands as they are
             try:
                 with torch_internals.without_torch_function():
-                    self._after(func, kind, args, kwargs, output, before)
+                    before = self._before(kind, args, kwargs)
+            except Exception as error:  # what an op of the user's sees must not depend on us
+                self._give_up(error)
+        output = func(*args, **kwargs)
+        if kind == "op" or before is not None:
+            try:
+                with torch_internals.without_torch_function():
+                    self._after(func, kind, args, kwargs, output, before or self._before(kind, args, kwargs))
             except Exception as error:  # nor may what it returned
                 self._give_up(error)
         return output
