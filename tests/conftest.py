@@ -1,11 +1,40 @@
 """What all tests share: Hypothesis without a deadline, since the machine is busy with other tests, and Triton's interpreter
-in place of a GPU, which must be asked for before Triton is imported."""
+in place of a GPU, which must be asked for before Triton is imported; and what would make every test slow without being
+tested is kept away from it."""
 
+from __future__ import annotations
+
+import gc
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("tracehooks", deadline=None, max_examples=50)
 settings.load_profile("tracehooks")
+
+_imported = 0
+"""How many modules there were when libraries_are_not_searched() looked last."""
+
+
+@pytest.fixture(autouse=True)
+def libraries_are_not_searched() -> None:
+    """What importing left behind, a million objects at last, is kept out of gc: attach() looks through all objects for
+    optimizers and loaders, and tests collect often."""
+    global _imported
+    if len(sys.modules) != _imported:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def nobody_pulls_the_plug() -> Iterator[None]:
+    """Files are not waited for until they are on the disk, but in tests/storage, which asks for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

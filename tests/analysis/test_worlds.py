@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed
+from torch import nn
 
 import tracehooks
+from tests import launching
 from tracehooks.analysis.diff import diff
 from tracehooks.testing import MemoryRun, TraceBuilder
 
-TRAINING = """
-import os, sys
-import torch
-from torch import nn
-import tracehooks
 
-rank, world, wrong = int(sys.argv[1]), int(sys.argv[2]), sys.argv[4]
-if world > 1:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[3]}.store", rank=rank, world_size=world)
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3))
-trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-x, y = torch.randn(2, 8, 6), torch.randint(3, (2, 8))
-share = slice(0, 8) if world == 1 else slice(0, 4) if wrong == "data" else slice(4 * rank, 4 * rank + 4)
-with tracehooks.attach(trained, sys.argv[3], optimizer=optimizer, quiet=True):
-    for step in range(2):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(trained(x[step][share]), y[step][share]).backward()
-        optimizer.step()
-"""
+def train(path: Path, wrong: str) -> None:
+    """One rank of a recorded training, with its share of every batch; of the first one alone where the data are wrong."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1:
+        torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3))
+    trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = torch.randn(2, 8, 6), torch.randint(3, (2, 8))
+    share = slice(0, 8) if world == 1 else slice(0, 4) if wrong == "data" else slice(4 * rank, 4 * rank + 4)
+    with tracehooks.attach(trained, path, optimizer=optimizer, quiet=True):
+        for step in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(trained(x[step][share]), y[step][share]).backward()
+            optimizer.step()
 
 
 def trained(path: Path, world: int, wrong: str = "") -> Path:
     """A recorded training of as many processes, each with its share of the same batches."""
-    script = path.parent / "training.py"
-    script.write_text(TRAINING)
-    commands = [[sys.executable, str(script), str(rank), str(world), str(path), wrong] for rank in range(world)]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    for process in running:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    launching.run(train, path, wrong, ranks=world, log=path.with_suffix(".log"))
     return path
 
 

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import functools
 import gc
-import importlib
 import io
 import itertools
 import os
@@ -99,16 +98,6 @@ def _open_files() -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # another thread closed it meanwhile
             found.append(os.readlink(folder / name))
     return sorted(path for path in found if "runs-of-this-test" in path)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def libraries_are_not_collected() -> Iterator[None]:
-    """Objects of the imported libraries are left out of gc.collect(), which the tests call often."""
-    importlib.import_module("transformers")
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tracehooks
+from tests import launching
+from tests.rules import ranks
 
 
 @dataclass
@@ -59,19 +57,14 @@ class Resumed:
 
 @dataclass
 class Ranks:
-    """Training of several processes: `tests.rules.ranks` run with the name of what they do."""
+    """Training of several processes: `tests.rules.ranks` with the name of what they do."""
 
     what: str
     size: int = 2
 
     def record(self, path: Path) -> None:
         """All of them, until each has ended."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self.size)}
-        command = [sys.executable, "-m", "tests.rules.ranks", str(path), self.what]
-        ranks = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in range(self.size)]
-        assert [process.wait() for process in ranks] == [0] * self.size
+        launching.run(ranks.main, path, self.what, ranks=self.size, log=path.with_suffix(".log"))
 
 
 Loss = Callable[[nn.Module, int], Tensor]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tracehooks
-from tracehooks.analysis.rules import judge
-from tracehooks.core.records import Finding, RunSource
+from tracehooks.analysis.rules import Judgement, judge, ranked
+from tracehooks.core.records import Finding
 
 Diagnose = Callable[..., list[Finding]]
 
@@ -28,22 +28,25 @@ def _one_thread_and_seed() -> Iterator[None]:
 
 @pytest.fixture
 def diagnosed(tmp_path: Path) -> Diagnose:
-    """diagnosed(case): record the case and diagnose the run. No recorder error may have happened."""
+    """diagnosed(case): record the case and diagnose the run. No recorder error may have happened, and what every rule
+    answers is whole."""
 
     def run(case: Any) -> list[Finding]:
         path = tmp_path / "run"
         case.record(path)
-        events = tracehooks.open(path).events(["message"], where="kind = 'recorder_error'")
-        assert events["message"].to_pylist() == []
-        _answers_are_whole(tracehooks.open(path))
-        return tracehooks.diagnose(path)
+        recorded = tracehooks.open(path)
+        events = recorded.events(["kind", "message"]).to_pylist()
+        assert [event["message"] for event in events if event["kind"] == "recorder_error"] == []
+        judgements = judge(recorded)
+        _answers_are_whole(judgements)
+        return ranked(judgements)
 
     return run
 
 
-def _answers_are_whole(run: RunSource) -> None:
+def _answers_are_whole(judgements: list[Judgement]) -> None:
     """What rules a rule out is a number, and evidence has the keys that the rule declares."""
-    for judgement in judge(run):
+    for judgement in judgements:
         if judgement.status == "ruled out":
             assert re.search(r"\d", judgement.because), judgement
         for finding in judgement.findings:

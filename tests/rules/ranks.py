@@ -1,9 +1,8 @@
-"""One rank of a training that several processes share: python -m tests.rules.ranks PATH WHAT."""
+"""One rank of a training that several processes share."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -39,7 +38,3 @@ def main(path: Path, what: str) -> None:
                     body[2].bias += 1.0
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -18,7 +18,7 @@ from rwkv_clip import create_RWKV_Model, load_model_weight
 from rwkv_clip.config import ModelConfig
 from rwkv_clip.train import main
 from rwkv_clip.training.flags import build_parser
-from tests.rwkv_clip import launching
+from tests import launching
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path, small_flags, capsys):

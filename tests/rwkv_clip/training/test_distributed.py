@@ -19,7 +19,7 @@ from rwkv_clip.data.loading import load_steps
 from rwkv_clip.training.distributed import Place, full_model_state, joined
 from rwkv_clip.training.flags import parse_args
 from rwkv_clip.training.run import Run, build, computing
-from tests.rwkv_clip import launching
+from tests import launching
 from tests.rwkv_clip.originals import LOSSES, loss_and_gradients
 
 CPU = Place(torch.device("cpu"))

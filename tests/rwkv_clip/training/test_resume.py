@@ -21,7 +21,7 @@ from rwkv_clip.training import resume
 from rwkv_clip.training.distributed import Place
 from rwkv_clip.training.randomness import generator_states, restore_generators, seed_everything
 from rwkv_clip.training.resume import find_checkpoint
-from tests.rwkv_clip import launching
+from tests import launching
 
 # Dropout and DropPath draw from the generators, fp16 skips steps and scales, so that all of the state matters.
 WHOLE_STATE = shlex.split(

@@ -16,7 +16,7 @@ from rwkv_clip import train
 from rwkv_clip.clip import RWKVCLIP
 from rwkv_clip.training import stalls
 from rwkv_clip.training.stalls import PHASES, Phases, Sign, Watch
-from tests.rwkv_clip import launching
+from tests import launching
 
 TIMEOUT = 10.0
 

@@ -6,6 +6,7 @@ it; docs/rules.md is tested against that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tracehooks.analysis.rules import (
@@ -66,7 +67,12 @@ def diagnose(run: RunSource, control: RunSource | None = None) -> list[Finding]:
     Args:
         control: a run that is known to be fine; what is found there as well, at the same site, is left out.
     """
-    found = [finding for judgement in judge(run, control) for finding in judgement.findings]
+    return ranked(judge(run, control))
+
+
+def ranked(judgements: Iterable[Judgement]) -> list[Finding]:
+    """The findings among the answers of all rules, in the order of `diagnose`."""
+    found = [finding for judgement in judgements for finding in judgement.findings]
     return sorted(found, key=lambda finding: WEIGHT[finding.severity])
 
 

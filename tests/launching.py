@@ -17,10 +17,11 @@ _SERVER.set_forkserver_preload(
     [
         "rwkv_clip.train",
         "sklearn.datasets",
-        "tests.rwkv_clip.launching",
+        "tests.launching",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "torch.utils.tensorboard",
+        "tracehooks.surface.attach",
     ]
 )
 
