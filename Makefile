@@ -26,7 +26,7 @@ demo: $(READY) ## train a small RWKV-CLIP on handwritten digits, traced (about t
 test: check test-spark ## what CI runs: set up, lint, types, import contracts, tests
 
 check: $(READY) lint types contracts
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not spark"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not spark"
 
 lint: $(READY) ## ruff, lint and format
 	$(BIN)/ruff check .
@@ -46,7 +46,7 @@ test-spark: $(READY) ## the tests that run on Spark; skipped, and said so, where
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m spark -rs
 
 test-slow: $(READY) ## the exhaustive tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 bench: $(READY) ## every benchmark, written to benchmarks/results/
 	$(BIN)/python -m benchmarks

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
 import tracehooks
+from tracehooks.surface.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "debugging_musicgen.md"
@@ -50,14 +51,13 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int,
 
     def run(words: list[str]) -> tuple[int, str]:
         if words[:2] == ["python", SCRIPT]:
-            return script.main([*words[2:4], *words[4:]]), ""
+            return script.main(words[2:]), ""
         assert words[0] == "tracehooks"
-        done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
+        done = CliRunner().invoke(main, words[1:], prog_name="tracehooks")
+        return done.exit_code, done.stdout + done.stderr
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("PYTHONPATH", str(ROOT))
         found = {title: [run(words) for words in lines] for title, lines in commands().items()}
     torch.set_num_threads(threads)
     found["folder"] = [(0, str(folder))]

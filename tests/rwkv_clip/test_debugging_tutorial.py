@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import rwkv_clip
 from rwkv_clip import ModelConfig, train, verify
 from rwkv_clip.training.flags import parse_args
+from tracehooks.surface.cli import main as tracehooks
 
 ROOT = Path(rwkv_clip.__file__).parents[1]
 PAGE = ROOT / "docs" / "debugging_rwkv_clip.md"
@@ -47,10 +47,7 @@ def test_every_command_is_one_that_exists():
             ModelConfig.from_namespace(parse_args(words[3:]))
             seen.add("train")
         elif words[0] == "tracehooks":
-            done = subprocess.run(
-                [sys.executable, "-m", "tracehooks", words[1], "--help"], capture_output=True, check=False
-            )
-            assert done.returncode == 0, words
+            assert CliRunner().invoke(tracehooks, [words[1], "--help"]).exit_code == 0, words
             seen.add(words[1])
         else:
             assert words[:3] == ["python", "-m", "rwkv_clip.verify"]
@@ -61,10 +58,8 @@ def test_every_command_is_one_that_exists():
 def typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Run a command; its exit status and what it printed."""
     if words[0] == "tracehooks":
-        done = subprocess.run(
-            [sys.executable, "-m", "tracehooks", *words[1:]], capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout
+        done = CliRunner().invoke(tracehooks, words[1:], prog_name="tracehooks")
+        return done.exit_code, done.stdout
     status = {"rwkv_clip.train": train.main, "rwkv_clip.verify": verify.main}[words[2]](words[3:])
     return status, capsys.readouterr().out
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from click.testing import CliRunner, Result
 from torch import nn
 
 import tracehooks
+from tracehooks.surface.cli import main
 
 
-def tracehooks_says(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tracehooks", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def tracehooks_says(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="tracehooks")
 
 
 def recorded(path: Path, order: list[int] | None = None) -> Path:
@@ -57,7 +56,7 @@ def test_a_live_verdict_is_not_overruled(tmp_path: Path) -> None:
             optimizer.step()
     assert trace.first_nonfinite is None
     said = tracehooks_says("first", tmp_path / "run")
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (said.exit_code, said.stderr) == (0, "")
 
 
 def test_a_permuted_batch_differs_at_its_input(tmp_path: Path) -> None:
@@ -73,10 +72,10 @@ def test_a_damaged_run_is_no_clean_bill(tmp_path: Path) -> None:
     """Where part of a run cannot be read, neither first nor diff ends with status 0; the part is named."""
     run = truncated(recorded(tmp_path / "run"))
     said = tracehooks_says("first", run)
-    assert said.returncode == 2
+    assert said.exit_code == 2
     assert "every value that can be read is finite" in said.stdout
     assert "part-00000.parquet" in said.stderr
     said = tracehooks_says("diff", run, run)
-    assert said.returncode == 2
+    assert said.exit_code == 2
     assert "part of a run cannot be read" in said.stderr
     assert "Traceback" not in said.stderr
