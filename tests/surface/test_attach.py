@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import hashlib
 import json
 import os
 import signal
@@ -87,19 +88,36 @@ def test_run_json(tmp_path) -> None:
     assert info["pid"] == os.getpid()
 
 
-def test_git_is_noted(tmp_path) -> None:
-    """The commit, the branch and the digest of what is uncommitted are those of the working directory."""
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for arguments in (["init", "-q", "-b", "trunk"], ["add", "."], ["commit", "-q", "-m", "m"]):
-        (tmp_path / "file").write_text("a")
-        subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
-    (tmp_path / "file").write_text("b")
-    assert run_script(SCRIPT, tmp_path).returncode == 0
-    noted = tracehooks.open(tmp_path / "run").info["git"]
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert noted["commit"] == head.stdout.strip()
-    assert (noted["branch"], noted["dirty"]) == ("trunk", True)
-    assert len(noted["diff_sha256"]) == 64
+def test_git_is_noted(tmp_path, monkeypatch) -> None:
+    """The commit, the branch and the digest of what is uncommitted are those of the working directory; nothing is noted
+    before the first commit."""
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        return subprocess.run(["git", *who, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+    def noted(name: str) -> dict[str, object] | None:
+        with tracehooks.attach(nn.Linear(3, 2), tmp_path / "runs" / name, quiet=True):
+            pass
+        return tracehooks.open(tmp_path / "runs" / name).info["git"]
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    monkeypatch.chdir(repository)
+    git("init", "-q", "-b", "trunk")
+    assert noted("empty") is None
+    (repository / "file").write_text("a")
+    git("add", ".")
+    git("commit", "-q", "-m", "m")
+    commit = {"commit": git("rev-parse", "HEAD"), "branch": "trunk"}
+    assert noted("clean") == {**commit, "dirty": False, "diff_sha256": None}
+    (repository / "file").write_text("b")
+    difference = git("diff", "HEAD") + "\n"
+    assert noted("changed") == {
+        **commit, "dirty": True, "diff_sha256": hashlib.sha256(difference.encode()).hexdigest()
+    }  # fmt: skip
+    git("checkout", "-q", "--detach")
+    assert noted("detached")["branch"] == "HEAD"
 
 
 @pytest.mark.parametrize(

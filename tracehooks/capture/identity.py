@@ -117,16 +117,19 @@ def _flags() -> dict[str, Any]:
 
 def _git() -> dict[str, Any] | None:
     """Commit, branch, whether anything is uncommitted, and the digest of `git diff HEAD`; None outside a repository."""
-    commit = _run_git("rev-parse", "HEAD")
-    if commit is None:
+    status = _run_git("status", "--porcelain=v2", "--branch", "--no-ahead-behind")
+    if status is None:
         return None
-    difference = _run_git("diff", "HEAD") or b""
-    branch = _run_git("rev-parse", "--abbrev-ref", "HEAD") or b""
-    status = _run_git("status", "--porcelain") or b""
+    lines = status.decode(errors="replace").splitlines()
+    heads = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
+    if heads["oid"] == "(initial)":
+        return None
+    dirty = any(not line.startswith("# ") for line in lines)
+    difference = _run_git("diff", "HEAD") if dirty else None
     return {
-        "commit": commit.decode().strip(),
-        "branch": branch.decode(errors="replace").strip(),
-        "dirty": bool(status.strip()),
+        "commit": heads["oid"],
+        "branch": "HEAD" if heads["head"] == "(detached)" else heads["head"],
+        "dirty": dirty,
         "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
     }
 
