@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from safetensors import safe_open
 from torch import nn
 
 import tracehooks
 from tests.locate.failures import FAILURES, Failure
 from tracehooks.core.errors import SnapshotError
 from tracehooks.locate import snapshot
+from tracehooks.surface.cli import main
 
 
 def recorded(folder: Path, model, step, steps=3, **options):
@@ -296,11 +302,6 @@ def test_accumulated_passes_are_told_apart(tmp_path) -> None:
 
 def test_a_snapshot_runs_again(tmp_path) -> None:
     """snapshot=True keeps the guilty op's operands and the batch; `first --replay` runs the op from them."""
-    import json
-    import subprocess
-    import sys
-
-    from safetensors import safe_open
 
     class Logs(nn.Module):
         def __init__(self) -> None:
@@ -321,16 +322,16 @@ def test_a_snapshot_runs_again(tmp_path) -> None:
     folder = tmp_path / "run/snapshots/step-00000001"
     with safe_open(folder / "batch.safetensors", framework="pt") as file:
         assert torch.equal(file.get_tensor("0"), torch.tensor([[1.0, 2.0, 0.0]]))
-    command = [sys.executable, "-m", "tracehooks", "first", str(tmp_path / "run"), "--replay", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["first", str(tmp_path / "run"), "--replay", "--json"]
+    done = subprocess.run([sys.executable, "-m", "tracehooks", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     again = json.loads(done.stdout)["replay"]
     assert again["op"] == "aten.log.default"
     assert again["inputs"][0]["zeros"] == 1
     assert again["outputs"][0]["neginf"] == 1
     (folder / "op.safetensors").unlink()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, command, prog_name="tracehooks")
+    assert done.exit_code == 2
     assert "batch.safetensors" in done.stderr
     assert "Traceback" not in done.stderr
 

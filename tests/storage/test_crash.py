@@ -88,7 +88,7 @@ def test_kill_at_random_moments(seed: int, server: subprocess.Popen[str], tmp_pa
     flushed: list[int] = []
     first = 0
     for kill in range(KILLS):
-        printed = killed(server, run, first, moments.uniform(0.0, 0.25))
+        printed = killed(server, run, first, moments.uniform(0.0, 0.15))
         flushed += printed
         # The step after the last one printed may have been flushed all the same: its number is not used again.
         first = (printed[-1] if printed else first) + 2

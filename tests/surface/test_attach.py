@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,11 +22,12 @@ import torch
 from torch import nn
 
 import tracehooks
+from tests import launching
 from tracehooks.core.schema import run_json_schema
 
 
-def train(model: nn.Module, steps: int = 2) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def train(model: nn.Module, steps: int = 2, lr: float = 0.1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr)
     for _ in range(steps):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
@@ -263,26 +265,23 @@ def test_unwritable_directory(tmp_path) -> None:
         tracehooks.attach(nn.Linear(3, 2), tmp_path / "file" / "run", quiet=True)
 
 
+def train_on_a_full_disk(path: str) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(10)])
+    trace = tracehooks.attach(model, path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    train(model, 40, lr=1e-3)
+    trace.close()
+    print("trained")
+
+
 def test_a_full_disk_stops_recording_not_training(tmp_path) -> None:
     """When rows can no longer be written, one line says so, training goes on, what was written stays readable."""
-    code = """
-        import resource, signal, torch, tracehooks
-        torch.set_num_threads(1)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(10)])
-        trace = tracehooks.attach(model, "run")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        for i in range(40):
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-        trace.close()
-        print("trained", i + 1)
-    """
-    done = run_script(code, tmp_path)
-    assert done.stdout == "trained 40\n", done.stderr
-    assert done.stderr.count("tracehooks: recording stopped, training goes on") == 1
-    assert "Traceback" not in done.stderr
+    launching.run(train_on_a_full_disk, str(tmp_path / "run"), log=tmp_path / "log")
+    _, stopped, *rest = (tmp_path / "log.0").read_text().splitlines()
+    assert stopped.startswith("tracehooks: recording stopped, training goes on")
+    assert rest == ["trained"]
     run = tracehooks.open(tmp_path / "run")
     steps = run.steps
     assert steps == list(range(len(steps)))
@@ -363,20 +362,17 @@ def test_forked_children_are_silent(tmp_path) -> None:
     assert run.info["status"] == "closed"
 
 
-KILLED = """
-    import sys, torch, tracehooks
+def train_until_killed(path: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    path, first = sys.argv[1], int(sys.argv[2])
-    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters())
     tracehooks.attach(model, path, quiet=True)
-    for i in range(100_000):
+    for number in range(100_000):
         model(torch.randn(4, 3)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(i, flush=True)
-"""
+        print(number, flush=True)
 
 
 @pytest.mark.slow
@@ -393,16 +389,15 @@ def test_killed(tmp_path, after) -> None:
 
 
 def kill_and_check(folder: Path, seconds: float) -> None:
-    script = folder / "killed.py"
-    script.write_text(textwrap.dedent(KILLED))
-    path = folder / "run"
-    with subprocess.Popen([sys.executable, str(script), str(path), "0"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        printed = [process.stdout.readline()]
+    path, printed = folder / "run", folder / "log.0"
+    with launching.running(train_until_killed, str(path), log=folder / "log") as (process,):
+        while not (printed.exists() and printed.stat().st_size):
+            assert process.is_alive()
+            time.sleep(0.005)
         time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
-        printed += process.stdout.read().splitlines()
-    last = max(int(line) for line in printed if line.strip())
+        process.kill()
+        process.join()
+    last = max(map(int, printed.read_text().splitlines()))
     check_whole(path, last)
     tracehooks.repair(path)
     check_whole(path, last)
