@@ -21,6 +21,16 @@ _imported = 0
 """How many modules there were when libraries_are_not_searched() looked last."""
 
 
+LONG = ("test_musicgen_tutorial.py", "test_distributed.py", "test_stalls.py")
+"""Files that wait, or whose tests share one long training: they come first, so that no worker ends alone with them and
+none makes such a training again."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first; else the order stays."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(autouse=True)
 def libraries_are_not_searched() -> None:
     """What importing left behind, a million objects at last, is kept out of gc: attach() looks through all objects for
