@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -42,9 +41,7 @@ def libraries_are_not_searched() -> None:
         _imported = len(sys.modules)
 
 
-@pytest.fixture(autouse=True, scope="package")
-def nobody_pulls_the_plug() -> Iterator[None]:
-    """Files are not waited for until they are on the disk, but in tests/storage, which asks for that."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
+@pytest.fixture(autouse=True)
+def nobody_pulls_the_plug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are not waited for until they are on the disk; tests/storage does."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
