@@ -30,7 +30,8 @@ from rwkv_clip.clip import RWKVCLIP
 from rwkv_clip.tokenizer import BytePairTokenizer, find_vocabulary
 from rwkv_clip.training.distributed import joined
 from rwkv_clip.training.schedule import learning_rate_factor
-from tests.rwkv_clip import launching, originals
+from tests import launching
+from tests.rwkv_clip import originals
 from tests.rwkv_clip.wkv.cases import CASES, RESULTS, output_and_gradients, recorded_case
 
 FEATURES = ("image_features", "text_features", "logits", "loss")
