@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def libraries_are_not_searched() -> None:
     """What importing left behind, a million objects at last, is kept out of gc: attach() looks through all objects for
-    optimizers and loaders, and tests collect often."""
+    optimizers and loaders, and tests collect often. (It does not find one that a fixture made for several tests.)"""
     global _imported
     if len(sys.modules) != _imported:
         gc.collect()
