@@ -16,7 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 settings.register_profile("tracehooks", deadline=None, max_examples=50)
 settings.load_profile("tracehooks")
 
-_imported = 0
+IMPORTED = pytest.StashKey[int]()
 """How many modules there were when libraries_are_not_searched() looked last."""
 
 
@@ -31,14 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def libraries_are_not_searched() -> None:
+def libraries_are_not_searched(pytestconfig: pytest.Config) -> None:
     """What importing left behind, a million objects at last, is kept out of gc: attach() looks through all objects for
     optimizers and loaders, and tests collect often. (It does not find one that a fixture made for several tests.)"""
-    global _imported
-    if len(sys.modules) != _imported:
+    if len(sys.modules) != pytestconfig.stash.get(IMPORTED, 0):
         gc.collect()
         gc.freeze()
-        _imported = len(sys.modules)
+        pytestconfig.stash[IMPORTED] = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)
