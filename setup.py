@@ -22,7 +22,7 @@ FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthr
 
 def native(name: str, *sources: str) -> Extension:
     """A native part of the package, which works without it."""
-    headers = sorted(glob("tracehooks/stats/native/*.h"))
+    headers = sorted(glob("tracehooks/*/native/*.h"))
     return Extension(
         name, list(sources), depends=headers, extra_compile_args=FLAGS, extra_link_args=["-pthread"], optional=True
     )

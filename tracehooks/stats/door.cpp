@@ -31,12 +31,11 @@ PyObject *measure(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 3 || !exchange) return PyErr_Format(PyExc_TypeError, "measure(x, out, flags) after connect()");
     long flags = PyLong_AsLong(arguments[2]);
     if (flags == -1 && PyErr_Occurred()) return nullptr;
-    DLTensor x;
-    int64_t options, elements = look_at(arguments[0], &x, &options);
-    if (elements < 0 || elements * (x.bits / 8) > BRIEF) Py_RETURN_FALSE;
+    Look look(arguments[0]);
+    if (!look || look.bytes() > BRIEF) Py_RETURN_FALSE;
     int64_t *out = rows_in(arguments[1], 1, width_of(flags));
     if (!out) Py_RETURN_FALSE;
-    Request request{x.data + x.byte_offset, elements, options | int64_t{flags} << 8, out, nullptr};
+    Request request{look.data(), look.elements, look.dtype | int64_t{flags} << 8, out, nullptr};
     return PyBool_FromLong(!tracehooks_summarize(&request));
 }
 
@@ -54,13 +53,11 @@ struct Asked {
         if (!others || count < 0) return false;
         requests.reserve(static_cast<size_t>(count));
         for (Py_ssize_t i = 0; i < count; ++i, row += width) {
-            DLTensor x;
-            int64_t options, elements = look_at(PyList_GetItem(tensors, i), &x, &options);
-            if (elements >= 0) {
-                int64_t size = elements * (x.bits / 8);
-                bytes += size;
-                options |= flags << 8 | (size >= PARALLEL ? threads << 32 : 0);
-                requests.push_back({x.data + x.byte_offset, elements, options, row, nullptr});
+            Look look(PyList_GetItem(tensors, i));
+            if (look) {
+                bytes += look.bytes();
+                int64_t options = look.dtype | flags << 8 | (look.bytes() >= PARALLEL ? threads << 32 : 0);
+                requests.push_back({look.data(), look.elements, options, row, nullptr});
             } else {
                 PyObject *number = PyLong_FromSsize_t(i);
                 bool added = number && !PyList_Append(others, number);

@@ -93,20 +93,30 @@ bool is_plain(PyObject *tensor) {
 }
 
 // What there is to ask of a tensor whose elements lie in memory as they are and in order: its count, or -1 for others.
-int64_t look_at(PyObject *tensor, DLTensor *x, int64_t *options) {
+int64_t look_at(PyObject *tensor, DLTensor *x, int64_t *dtype) {
     static PyObject *const IS_NEG = PyUnicode_InternFromString("is_neg");
     if (!is_plain(tensor)) return -1;
     if (exchange->borrow(tensor, x)) {
         PyErr_Clear();
         return -1;
     }
-    int64_t elements = dense_count(*x), dtype = dtype_of(*x);
-    if (elements < 0 || dtype < 0) return -1;
+    int64_t elements = dense_count(*x);
+    *dtype = dtype_of(*x);
+    if (elements < 0 || *dtype < 0) return -1;
     Held negative(PyObject_CallMethodObjArgs(tensor, IS_NEG, nullptr));  // a bit that the memory does not show
     if (!negative) PyErr_Clear();
-    *options = dtype;
     return negative.get() == Py_False ? elements : -1;
 }
+
+// A tensor at which we looked: false for others than such.
+struct Look {
+    DLTensor x;
+    int64_t dtype, elements;
+    explicit Look(PyObject *tensor) { elements = look_at(tensor, &x, &dtype); }
+    explicit operator bool() const { return elements >= 0; }
+    int64_t bytes() const { return elements * (x.bits / 8); }
+    char *data() const { return x.data + x.byte_offset; }
+};
 
 // The address of `rows` packed rows of this width, null where a tensor is none that holds them.
 int64_t *rows_in(PyObject *tensor, int64_t rows, int64_t width) {
