@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracehooks.capture.session import Session
 
 FLUSH_EVERY = 0.25
-"""Seconds after which the numbers of watched steps are written."""
+"""Seconds after which the numbers of watched steps that wait are written."""
 
 
 class Stepping(Companion):
@@ -128,10 +128,12 @@ class Stepping(Companion):
         session.clock.done()
 
     def _may_wait(self) -> bool:
-        """Whether what there is to write are a few numbers of a watched step that nobody would ask about: they go out with
-        those of the next steps, some times a second."""
-        recorder = self._session.recorder
-        return not len(recorder) and recorder.nothing_to_judge and self._session.clock.since_flush() < FLUSH_EVERY
+        """Whether what there is to write are a few numbers of a watched step that nobody would ask about: where even the
+        watch is beyond the budget they go out with those of the next steps, some times a second."""
+        session, recorder = self._session, self._session.recorder
+        if not session.budget.ends_only or len(recorder) or session.clock.since_flush() > FLUSH_EVERY:
+            return False
+        return recorder.nothing_to_judge
 
     def _named(self, optimizer: Optimizer) -> tuple[str, int]:
         return type(optimizer).__name__, self._session.state.optimizers.index(optimizer)

@@ -73,6 +73,8 @@ class Transfer:
 
     def start(self) -> None:
         """Begin to copy what was added."""
+        if not self._leaving:
+            return
         with torch.no_grad(), torch.inference_mode(False):
             for entries in self._leaving.values():
                 octets = torch.cat([x.detach().reshape(-1).view(torch.uint8) for _, x in entries])
