@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import tracehooks
-from tests.rules.broken import empty_captions, mlp, one_module_forgotten, regression
+from tests.rules.broken_data import empty_captions
+from tests.rules.broken_gradients import one_module_forgotten
 from tests.rules.cases import Case, Ranks, Resumed, trained
-from tests.rules.healthy import classified
+from tests.rules.healthy_models import classified
+from tests.rules.parts import mlp, regression
 from tracehooks.analysis.rules import RULES
 from tracehooks.analysis.symptoms import SYMPTOMS, Checklist, checklist, symptoms_of
 from tracehooks.testing import TraceBuilder

@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner
 
 import tracehooks
-from tests.rules.broken import one_module_forgotten
-from tests.rules.healthy import classified
+from tests.rules.broken_gradients import one_module_forgotten
+from tests.rules.healthy_models import classified
 from tracehooks.surface.cli import main
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import tracehooks
-from tests.rules.broken import never_cleared
-from tests.rules.healthy import classified
+from tests.rules.broken_gradients import never_cleared
+from tests.rules.healthy_models import classified
 from tracehooks.core.records import Batch
 from tracehooks.surface import live, offline
 from tracehooks.testing import MemorySink
