@@ -33,15 +33,6 @@ def said_of(case: Any, path: Path, capsys: pytest.CaptureFixture[str], **options
     return [line for line in lines if ": stall" not in line and "time the loader alone" not in line]
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are taken where they are due, not beside the training, which may be over sooner."""
-    monkeypatch.setattr(live.threading.Thread, "start", lambda thread: thread.run())
-    monkeypatch.setattr(live.threading.Thread, "is_alive", lambda thread: False)
-    monkeypatch.setattr(live.threading.Thread, "join", lambda thread: None)
-
-
-@pytest.mark.usefixtures("at_once")
 def test_a_finding_is_said_once_while_the_run_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed at the first look that sees it, with the next check, and at no later one nor at the end."""
     case = never_cleared()
@@ -58,7 +49,6 @@ def test_a_healthy_run_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said_of(classified(), tmp_path / "run", capsys, diagnose_every=1, budget=0.9) == []
 
 
-@pytest.mark.usefixtures("at_once")
 def test_looks_keep_to_their_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a look that took a second there is none before nineteen more have passed, then there is one every so many
     steps."""
@@ -71,6 +61,9 @@ def test_looks_keep_to_their_share_of_the_time(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(offline, "diagnose", diagnose)
+    monkeypatch.setattr(live.threading.Thread, "start", lambda thread: thread.run())
+    monkeypatch.setattr(live.threading.Thread, "is_alive", lambda thread: False)
+    monkeypatch.setattr(live.threading.Thread, "join", lambda thread: None)
     kept = MemorySink()
     kept.path = tmp_path
     diagnosing = live.DiagnosingSink(kept, 10, None, print)
