@@ -34,6 +34,7 @@ class ModelState:
         self._probe = UpdateProbe(recorder.lane)
         self._known_sites: dict[tuple[str, str, str], Site] = {}
         self._known_groups: dict[tuple[str, int], tuple[list[int], list[Site]]] = {}
+        self._of_optimizers: dict[int, tuple[Census, set[int], list[Held]]] = {}
         self._recorded: dict[str, set[int]] = {}
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._descriptions: list[dict[str, Any]] = []
@@ -62,6 +63,7 @@ class ModelState:
         """Look at the model anew; events that say what changed."""
         before, self.census = self.census, Census(self._root)
         self._known_groups.clear()  # their ids may be others' by now
+        self._of_optimizers.clear()
         self.optimizers.update(self.census.parameters)
         old, new = before.names, self.census.names
         replaced = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
@@ -112,8 +114,8 @@ class ModelState:
 
     def record_updates(self, optimizer: Optimizer) -> None:
         """What the step did, and the optimizer's state if asked for."""
-        if kept := self._probe.kept():
-            tensors = [held.tensor for held in kept]
+        kept, tensors = self._probe.kept()
+        if kept:
             self._recorder.lane.take_changes(tensors, self._sites("update", kept))
         changed, changes = self._probe.changes()
         self._recorder.tensors(changes, self._sites("update", changed), [held.tensor for held in changed])
@@ -174,8 +176,13 @@ class ModelState:
         )
 
     def _held_by(self, optimizer: Optimizer) -> list[Held]:
+        """Parameters that an optimizer holds: the same list as long as they are the same."""
         own = self.optimizers.ids_of(optimizer)
-        return [one for one in self.census.parameters if id(one.tensor) in own]
+        known = self._of_optimizers.get(id(optimizer))
+        if known is None or known[0] is not self.census or known[1] != own:
+            held = [one for one in self.census.parameters if id(one.tensor) in own]
+            known = self._of_optimizers[id(optimizer)] = self.census, own, held
+        return known[2]
 
     def _gradients(self, phase: str, optimizer: Optimizer | None) -> tuple[list[Held], list[Tensor]]:
         scale = torch_internals.fused_scaling(optimizer)[0] if optimizer is not None else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +36,11 @@ class UpdateProbe:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
+        self._looked_at: list[Held] = []
+        self._small: list[Held] = []
+        self._large: list[Held] = []
+        self._tensors: list[Tensor] = []
+        """Parameters that were looked at last, and those of them that are copied whole."""
         self._kept: list[Held] = []
         """Parameters whose values the lane holds."""
         self._known: dict[int, Copied] = {}
@@ -44,14 +48,16 @@ class UpdateProbe:
         self._copied: list[Copied] = []
         self._sampled: list[tuple[Held, Tensor]] = []
 
-    def look(self, held: Iterable[Held]) -> None:
-        """Remember the values before the step."""
+    def look(self, held: list[Held]) -> None:
+        """Remember the values before the step. The same list holds the same parameters."""
         self._kept, self._copied, self._sampled = [], [], []
-        small: list[Held] = []
-        large: list[Held] = []
-        for one in held:
-            (small if one.tensor.numel() <= EXACT_BELOW else large).append(one)
-        if self._lane.keep([one.tensor for one in small]):
+        if held is not self._looked_at:
+            self._looked_at = held
+            self._small = [one for one in held if one.tensor.numel() <= EXACT_BELOW]
+            self._large = [one for one in held if one.tensor.numel() > EXACT_BELOW]
+            self._tensors = [one.tensor for one in self._small]
+        small, large = self._small, self._large
+        if self._lane.keep(self._tensors):
             self._kept, small = small, []
         with torch.no_grad():
             for one in [*small, *large]:
@@ -64,10 +70,10 @@ class UpdateProbe:
                     self._sampled.append((one, self._sample(values)))
             torch_internals.copy_each([one.before for one in self._copied], [one.values for one in self._copied])
 
-    def kept(self) -> list[Held]:
+    def kept(self) -> tuple[list[Held], list[Tensor]]:
         """After the step: parameters whose values the lane holds, in the order in which it does."""
         kept, self._kept = self._kept, []
-        return kept
+        return kept, self._tensors
 
     def changes(self) -> tuple[list[Held], list[Tensor]]:
         """After the step: the other parameters and the change of their (sampled) elements, in float32 or wider."""
