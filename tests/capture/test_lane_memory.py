@@ -50,7 +50,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": str(tmp_path),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--capture=sys"]
     files = ["tests/capture/test_lane.py", "tests/capture/test_seat.py"]
     done = subprocess.run([*command, *files], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
