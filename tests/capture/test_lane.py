@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.stats.measuring import EVERYTHING, FLOATING, INTEGRAL, of_kind
 from tracehooks import stats
 from tracehooks.capture import lane
-from tracehooks.stats import Spec
+from tracehooks.stats import Spec, cpu
 from tracehooks.stats.layout import INTEGERS
 
 from .laning import LEFT, Served, X, needs_native
@@ -424,3 +425,11 @@ def test_the_norm_of_lists(served: Served) -> None:
         assert served.lane.norm([X, torch.tensor([1.0, bad])]) is None
     assert served.lane.norm([X, X.long()]) is None
     assert served.lane.norm([]) == 0
+
+
+def test_a_lane_of_other_sources_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read the kernel's records wrongly."""
+    monkeypatch.setattr(lane.importlib, "import_module", lambda name: SimpleNamespace(ABI=cpu.ABI - 1))
+    assert lane._imported() is None
+    monkeypatch.setattr(lane.importlib, "import_module", lambda name: SimpleNamespace(ABI=cpu.ABI))
+    assert lane._imported() is not None

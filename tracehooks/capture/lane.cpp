@@ -354,8 +354,9 @@ PyMODINIT_FUNC PyInit__lane() {
         const char *name;
     } types[] = {{&SITE_SPEC, &site_type, "Site"}, {&LANE_SPEC, &lane_type, "Lane"}, {&SEAT_SPEC, &seat_type, "Seat"}};
     Held module(PyModule_Create(&MODULE));
+    if (!module || PyModule_AddIntConstant(module.get(), "ABI", ABI)) return nullptr;
     for (auto &one : types) {
-        PyObject *made = module ? PyType_FromSpec(one.spec) : nullptr;
+        PyObject *made = PyType_FromSpec(one.spec);
         *one.type = reinterpret_cast<PyTypeObject *>(made);
         if (!made || PyModule_AddObjectRef(module.get(), one.name, made)) return nullptr;
     }

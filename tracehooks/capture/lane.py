@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from tracehooks import stats
 from tracehooks.capture import torch_internals
 from tracehooks.capture.transfer import host
+from tracehooks.stats import cpu
 
 if TYPE_CHECKING:
     from tracehooks.capture.places import Head, Place, Site
@@ -158,9 +159,10 @@ Lane = PlainLane
 
 def _imported() -> Any:
     try:
-        return importlib.import_module("tracehooks.capture._lane")
+        found = importlib.import_module("tracehooks.capture._lane")
     except ImportError:  # not built
         return None
+    return found if getattr(found, "ABI", None) == cpu.ABI else None  # built from other sources than the kernel
 
 
 _native = _imported()

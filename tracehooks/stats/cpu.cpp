@@ -42,7 +42,6 @@ namespace tracehooks::portable {
 namespace tracehooks {
 namespace {
 
-constexpr int ABI = 6;
 constexpr int64_t BLOCKS_AT_A_TIME = 8;
 enum Status { DONE, UNSUPPORTED, OUT_OF_MEMORY };
 

@@ -10,6 +10,7 @@
 
 namespace tracehooks {
 
+constexpr int ABI = 6;               // of the records below: stats/cpu.py says the same
 constexpr int64_t BLOCK = 4096;      // elements whose moments one record holds
 constexpr int64_t TILE = 1024;       // 32-bit words under one digest of the hash
 constexpr int LANES = 8;             // partial sums of a block: element i belongs to lane i mod 8, whatever the registers
