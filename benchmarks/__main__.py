@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("stats", "overhead", "probes", "storage", "diff", "diagnose", "sketch", "wkv", "oracle", "training")
+NAMES = ("stats", "overhead", "hooks", "probes", "storage", "diff", "diagnose", "sketch", "wkv", "oracle", "training")
 
 
 def main() -> int:
