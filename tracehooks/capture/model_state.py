@@ -50,6 +50,7 @@ class ModelState:
         self._ema = None
         self.census = Census(self._root)
         self.optimizers = Optimizers([], [])
+        self._of_optimizers.clear()
         self._probe = UpdateProbe(self._recorder.lane)
         self.inspection.release()
 
