@@ -27,6 +27,9 @@ from benchmarks.machine import describe_machine
 
 Step = Callable[[], None]
 
+WARM_UP = 4
+"""Steps of a trace before those that count: the first ones of a run are looked at more closely."""
+
 
 class Attention(nn.Module):
     """Causal self-attention and an MLP, both with a residual."""
@@ -116,7 +119,8 @@ def measure(workload: str, rounds: int, steps: int, options: dict[str, object]) 
         before = median_time(step, steps)
         with tempfile.TemporaryDirectory() as folder:
             with tracehooks.attach(model, Path(folder) / "run", optimizer=optimizer, quiet=True, **options):
-                step()
+                for _ in range(WARM_UP):
+                    step()
                 traced = median_time(step, steps)
             run = tracehooks.open(Path(folder) / "run")
             recorded = run.tensors(columns=["step"]).column("step").to_pylist()
