@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from threading import Thread, get_ident
+
 import pytest
 import torch
 from torch import nn
 
+from tracehooks.capture.losses import Losses
 from tracehooks.capture.steps import Steps
 
 
@@ -299,3 +302,25 @@ def test_a_sum_that_overflows_is_no_finding(record) -> None:
             optimizer.step()
 
     assert record(model, work, every=10).run.first_nonfinite is None
+
+
+def test_another_threads_backward_is_another_models(record, monkeypatch) -> None:
+    """What trains in a thread that never called this model says nothing of it, and its gradients are not read there."""
+    told, begins = [], Losses.backward_begins
+    monkeypatch.setattr(
+        Losses, "backward_begins", lambda self, tensors: told.append(get_ident()) or begins(self, tensors)
+    )
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def work(trace):
+        for _ in range(3):
+            loss = model(torch.ones(2, 3)).sum()
+            thread = Thread(target=lambda: other(torch.ones(2, 3)).sum().backward())
+            thread.start()
+            thread.join()
+            loss.backward()
+            optimizer.step()
+
+    assert len(record(model, work).values("loss")) == 3
+    assert told == [get_ident()] * 3

@@ -206,3 +206,19 @@ def test_evaluation_makes_room_for_training(tmp_path) -> None:
     trained = train(tmp_path / "training", 3)
     assert (trained.step, trained.phase) == (3, "data")
     assert "evaluation" not in trained.message
+
+
+def test_memory_that_was_given_back_is_not_read(tmp_path: Path) -> None:
+    """A module keeps a tensor whose storage holds nothing any more, as FSDP frees shards: reading it would crash."""
+
+    class Keeps(nn.Module):
+        def forward(self, x):
+            self.kept = x.detach().clone()
+            self.kept.untyped_storage().resize_(0)
+            return x
+
+    model = nn.Sequential(nn.Linear(3, 3), Keeps())
+    with tracehooks.attach(model, tmp_path / "run", quiet=True):
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+    assert "recorder_error" not in {event["kind"] for event in offline.open(tmp_path / "run").events().to_pylist()}

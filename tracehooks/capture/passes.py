@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 
 
 class Passes:
@@ -14,6 +15,8 @@ class Passes:
         """How often each module was called in this pass, by path, and whether in recomputation."""
         self._opener: tuple[str, bool] | None = None
         """The module that opened a pass without the root, and whether with gradients."""
+        self._threads: set[int] = set()
+        """Threads in which passes ran."""
         self._root_called: set[bool] = set()
         """Whether the root was ever called, with (True) and without gradients (False)."""
 
@@ -33,9 +36,16 @@ class Passes:
     def begin(self, training: bool, opener: str | None = None) -> None:
         """A pass begins: the root's, or one that another module opens."""
         self.calls.clear()
+        self._threads.add(get_ident())
         self._opener = None if opener is None else (opener, training)
         if opener is None:
             self._root_called.add(training)
+
+    @property
+    def here(self) -> bool:
+        """Whether this thread has run passes, or none has yet: what another one does is another model's, and gradients must
+        not be read while their own thread may free them."""
+        return not self._threads or get_ident() in self._threads
 
     @property
     def root_called(self) -> bool:

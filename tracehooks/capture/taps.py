@@ -45,6 +45,10 @@ class Switchboard:
         """The sessions to tell."""
         return [session for ref in self._sessions if (session := ref()) is not None]
 
+    def _here(self) -> list[Session]:
+        """Those whose model is called in this thread."""
+        return [session for session in self.live() if session.passes.here]
+
     def _sweep(self) -> None:
         self._sessions = [ref for ref in self._sessions if ref() is not None]
         if not self._sessions:
@@ -85,7 +89,8 @@ class Switchboard:
     def _optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 and args[0] is optimizer else None)
         for session in self.live():
-            session.comes_next("optimizer")
+            if session.passes.here:
+                session.comes_next("optimizer")
             session.stepping.begins(optimizer, closure is not None)
 
     def _optimizer_ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -95,7 +100,7 @@ class Switchboard:
     def _backward(
         self, original: Callable[..., Any], tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any
     ) -> Any:
-        sessions = self.live()
+        sessions = self._here()
         for session in sessions:
             session.comes_next("backward")
             session.backward_begins(tensors)
@@ -107,7 +112,7 @@ class Switchboard:
                 session.comes_next("gradients")
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for session in self.live():
+        for session in self._here():
             session.comes_next("backward")
         return original(*args, **kwargs)
 

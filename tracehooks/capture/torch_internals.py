@@ -140,6 +140,14 @@ def memory_of(x: Tensor) -> Hashable:
     return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether a tensor's memory is there: FSDP frees that of shards while tensors still point to it, and to read them
+    crashes the process."""
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        return True
+    return x.layout is not torch.strided or x.is_meta or not x.numel() or bool(x.untyped_storage().nbytes())
+
+
 def tracing() -> bool:
     """Whether torch.jit.trace is recording: what runs now becomes part of somebody's graph."""
     return _tracing_state() is not None

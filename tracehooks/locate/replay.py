@@ -295,7 +295,9 @@ def _simple(module: nn.Module) -> dict[str, Any]:
 
 
 def _small(value: Any) -> bool:
-    return not isinstance(value, Tensor) or (not value.requires_grad and value.numel() <= SMALL_BUFFER)
+    if not isinstance(value, Tensor):
+        return True
+    return not value.requires_grad and value.numel() <= SMALL_BUFFER and torch_internals.has_values(value)
 
 
 def _held(value: Any) -> Any:
